@@ -1,0 +1,191 @@
+"""What a sink and a source of captured tokens promise. Promises only; ``store`` keeps them.
+
+A *sink* takes records while a rollout runs, in the process that serves the model. A *source* gives
+the finished rollout back, in the process that trains or prepares the data. ``TokenCaptureStore`` is
+both. A framework with a transport of its own installs its own; the suite in
+``token_id_capture.testing.contract`` tells whether it keeps these promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from token_id_capture.records import TokenEntry
+
+
+@dataclass(frozen=True)
+class TokenCaptureSnapshot:
+    """One frozen, immutable state of a rollout.
+
+    ``entries`` are in the order in which they were stored. ``incomplete`` is true if any call was
+    flagged or was begun and never ended. ``snapshot_id`` and ``version`` name exactly this state;
+    an empty ``snapshot_id`` is the snapshot of a rollout that nobody has seen, and retires nothing.
+    """
+
+    rollout_id: str
+    entries: tuple[TokenEntry, ...]
+    incomplete: bool
+    snapshot_id: str
+    version: int
+
+
+@runtime_checkable
+class TokenSink(Protocol):
+    """Takes the records of running rollouts."""
+
+    async def put(self, entry: TokenEntry) -> None:
+        """Store one call. When this returns, the entry is durable and visible to every process.
+
+        The same call with the same payload again is a no-op, also after a freeze.
+
+        Raises:
+            ConflictingEntryError: the call id is known with another payload; the flag is durable.
+            RolloutFrozenError: the rollout was frozen; its snapshot is unchanged.
+            RolloutRetiredError: the rollout was retired.
+            StorageFullError: there is no room; nothing of the entry is stored.
+        """
+        ...
+
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
+        """Record durably that something of this rollout is missing. Works after a freeze too.
+
+        ``reason`` is one of ``token_id_capture.reasons``, alone or followed by ``": "`` and
+        particulars. Every mark raises the version, so a snapshot taken before it no longer retires.
+
+        Raises:
+            RolloutRetiredError: the rollout was retired.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent. Nothing that was acknowledged is lost."""
+        ...
+
+
+@runtime_checkable
+class CallIntents(Protocol):
+    """Optional extension of a sink: calls are announced before they are dispatched."""
+
+    async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
+        """Record durably that a call is about to be dispatched. ``put`` ends it.
+
+        An intent that is still open at the freeze makes the snapshot incomplete.
+
+        Raises:
+            RolloutFrozenError, RolloutRetiredError: no call may start any more.
+        """
+        ...
+
+    async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
+        """End an intent whose call the engine refused before it generated anything: it is no hole.
+
+        Unknown intents and intents that ended already are left as they are.
+        """
+        ...
+
+
+@runtime_checkable
+class TokenSource(Protocol):
+    """Gives finished rollouts back."""
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        """Close the rollout for writing and return its one snapshot.
+
+        Idempotent: the same ``snapshot_id`` and ``version`` until a mark lands; after one, the same
+        ``snapshot_id`` with a higher version and ``incomplete=True``. Every entry acknowledged
+        before the call is in it. A rollout that nobody has seen gives an empty snapshot that is not
+        incomplete, and is not fenced.
+
+        Raises:
+            RolloutRetiredError: the rollout was retired.
+            CorruptCaptureError: stored tokens do not match their digest; the message names the call.
+        """
+        ...
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        """Delete the rollout if exactly this snapshot is its latest state; else return False.
+
+        False also while the latest recorded outcome of the snapshot is masked or failed. Repeating
+        a drop that succeeded returns True. The retired id stays fenced against late writers.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class OutcomeRecorder(Protocol):
+    """Optional extension of a source: a consumer says what became of a snapshot."""
+
+    async def record_outcome(
+        self,
+        snapshot_id: str,
+        version: int,
+        outcome: str,
+        reason: str = "",
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a verdict: ``delivered``, ``masked`` or ``failed``. It outlives the snapshot.
+
+        The same verdict as the latest one of this snapshot and version is not appended again.
+
+        Raises:
+            ValueError: an unknown outcome.
+            UnknownRolloutError: no snapshot has this id and version.
+        """
+        ...
+
+
+_installed_sink: TokenSink | None = None
+_installed_source: TokenSource | None = None
+
+
+def install_token_sink(sink: TokenSink | None) -> None:
+    """Use this sink in the current process where no other is configured; None uninstalls it.
+
+    A sink that a launcher installs does not reach the workers that it spawns.
+
+    Raises:
+        TypeError: it lacks a method of ``TokenSink``.
+    """
+    global _installed_sink
+    _require(sink, ("put", "mark_incomplete", "close"), "token sink")
+    _installed_sink = sink
+
+
+def installed_token_sink() -> TokenSink | None:
+    """The sink of ``install_token_sink`` in this process."""
+    return _installed_sink
+
+
+def install_token_source(source: TokenSource | None) -> None:
+    """Use this source in the current process where no other is configured; None uninstalls it.
+
+    Raises:
+        TypeError: it lacks a method of ``TokenSource``.
+    """
+    global _installed_source
+    _require(source, ("freeze", "drop", "close"), "token source")
+    _installed_source = source
+
+
+def installed_token_source() -> TokenSource | None:
+    """The source of ``install_token_source`` in this process."""
+    return _installed_source
+
+
+def missing_methods(candidate: object, methods: tuple[str, ...]) -> list[str]:
+    """Those of ``methods`` that ``candidate`` lacks or that cannot be called."""
+    return [method for method in methods if not callable(getattr(candidate, method, None))]
+
+
+def _require(candidate: object | None, methods: tuple[str, ...], role: str) -> None:
+    if candidate is None:
+        return
+    missing = missing_methods(candidate, methods)
+    if missing:
+        raise TypeError(f"{type(candidate).__name__} is no {role}: it lacks {', '.join(missing)}")

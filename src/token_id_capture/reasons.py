@@ -1,0 +1,72 @@
+"""Every reason that the program records, with one sentence that explains it.
+
+A reason marks a rollout incomplete (``incomplete_flags.reason``) or says why a build was masked
+(``build_outcomes.reason``). Where a reason needs particulars, they follow after ``": "``, as in
+``token_count_mismatch: 5 token ids, 12 completion tokens``; the store keeps the two parts in the
+columns ``reason`` and ``detail``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CALL_LOST: Final = "call_lost"
+CAPTURE_FAILED: Final = "capture_failed"
+CONFLICTING_PAYLOAD: Final = "conflicting_payload"
+ID_MISMATCH: Final = "id_mismatch"
+INVALID_TOKENS: Final = "invalid_tokens"
+LOG_PROB_PLACEHOLDER: Final = "log_prob_placeholder"
+LOST_STREAM: Final = "lost_stream"
+NO_TOKEN_IDS: Final = "no_token_ids"
+STORE_FAILED: Final = "store_failed"
+TOKEN_COUNT_MISMATCH: Final = "token_count_mismatch"
+UNCAPTURED_ENDPOINT: Final = "uncaptured_endpoint"
+UNKNOWN_OUTCOME: Final = "unknown_outcome"
+UNSPECIFIED: Final = "unspecified"
+
+BUILD_FAILED: Final = "build_failed"
+CAPTURE_INCOMPLETE: Final = "capture_incomplete"
+EMPTY_GENERATIONS: Final = "empty_generations"
+FREEZE_FAILED: Final = "freeze_failed"
+INVALID_ROLLOUT_ID: Final = "invalid_rollout_id"
+MULTIPLE_CHAINS: Final = "multiple_chains"
+MULTIPLE_ROOTS: Final = "multiple_roots"
+NO_CAPTURE_KEY: Final = "no_capture_key"
+NOTHING_RECORDED: Final = "nothing_recorded"
+UNRESOLVED_RETRY: Final = "unresolved_retry"
+
+FLAG_REASONS: Final[dict[str, str]] = {
+    CALL_LOST: "The call was begun and no tokens of it were ever stored: its process died or was cut off.",
+    CAPTURE_FAILED: "The reply was there, but reading its tokens failed on an unexpected error.",
+    CONFLICTING_PAYLOAD: "One call id arrived with two different payloads; the first one was kept.",
+    ID_MISMATCH: "An entry named another rollout or call than the request that it belongs to.",
+    INVALID_TOKENS: "The reply carried token data that is malformed, partial or ambiguous.",
+    LOG_PROB_PLACEHOLDER: "The engine sent a placeholder (-9999 or less) where a log probability should be.",
+    LOST_STREAM: "The engine's stream broke off before its end, so the call is not whole.",
+    NO_TOKEN_IDS: "The engine answered without token ids or log probabilities.",
+    STORE_FAILED: "The tokens were there, but the database refused to store them.",
+    TOKEN_COUNT_MISMATCH: "Token ids, log probabilities and the engine's own count are not equally many.",
+    UNCAPTURED_ENDPOINT: "The call went to an endpoint that can generate but is not captured.",
+    UNKNOWN_OUTCOME: "The engine failed after the request was sent, so what it generated is unknown.",
+    UNSPECIFIED: "The rollout was marked incomplete without a reason.",
+}
+
+BUILD_REASONS: Final[dict[str, str]] = {
+    BUILD_FAILED: "The captured calls could not be joined to a sequence.",
+    CAPTURE_INCOMPLETE: "At least one call of the rollout was lost or flagged; the flags say which and why.",
+    EMPTY_GENERATIONS: "No captured call has a generated token, so there is nothing to train on.",
+    FREEZE_FAILED: "The rollout could not be frozen.",
+    INVALID_ROLLOUT_ID: "The rollout id is malformed, so nothing can be looked up under it.",
+    MULTIPLE_CHAINS: "The calls branch, so they form more than one sequence and none is the obvious one.",
+    MULTIPLE_ROOTS: "A prompt continues no earlier call: the history was edited, compacted or re-tokenised, "
+    "or a separate agent spoke.",
+    NO_CAPTURE_KEY: "The record has neither a rollout id nor task and rollout indices.",
+    NOTHING_RECORDED: "No call of this rollout was recorded.",
+    UNRESOLVED_RETRY: "The last call was answered more than once and nothing says which answer was used.",
+}
+
+
+def split_reason(text: str) -> tuple[str, str]:
+    """Split ``"reason: particulars"`` into the reason and its particulars (either may be empty)."""
+    reason, _, detail = text.partition(": ")
+    return reason, detail

@@ -1,0 +1,185 @@
+"""The record of one model call, and how it is read out of a served response.
+
+Two shapes of response carry token arrays: the OpenAI Responses shape (on items of ``output``) and
+the chat shape (on ``choices[*].message``). Exactly one item may carry them, and it must carry all
+three arrays: a partial carrier means that something was lost on the way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from token_id_capture.errors import InvalidEntryError
+from token_id_capture.tokens import LogProbs, TokenIds
+
+TOKEN_ENTRY_RECORD_SCHEMA_VERSION: Final = 1
+"""The newest ``TokenEntry.schema_version`` that this release reads and the one that it writes."""
+
+TOKEN_ARRAYS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+TOKEN_FIELDS: Final = (*TOKEN_ARRAYS, "routed_experts")
+"""The fields that a model server may put on a response item, and that content items never hold."""
+
+ROLLOUT_ID_MAX_LENGTH: Final = 200
+_ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def validate_rollout_id(rollout_id: str) -> str:
+    """Return ``rollout_id`` unchanged if it is one; never repair it, for nobody could look it up.
+
+    Raises:
+        ValueError: it does not match ``^[A-Za-z0-9][A-Za-z0-9._-]*$`` or has more than 200 characters.
+    """
+    valid = (
+        isinstance(rollout_id, str)
+        and len(rollout_id) <= ROLLOUT_ID_MAX_LENGTH
+        and _ROLLOUT_ID.fullmatch(rollout_id) is not None
+    )
+    if not valid:
+        shown = repr(rollout_id)
+        raise ValueError(
+            f"invalid rollout id {shown if len(shown) <= 80 else shown[:77] + '...'}: use letters, digits, "
+            f"'.', '_' and '-', starting with a letter or digit, at most {ROLLOUT_ID_MAX_LENGTH} characters"
+        )
+    return rollout_id
+
+
+def rollout_id_from_record(record: Mapping[str, Any]) -> str | None:
+    """The rollout id that a request body or a finished rollout record carries.
+
+    ``_ng_rollout_id`` wins; else ``{_ng_task_index}-{_ng_rollout_index}`` if both exist. An
+    ``_ng_attempt_index`` above 0 appends ``-a{n}`` to either. ``None``: the record names no rollout.
+
+    Raises:
+        ValueError: an id or index is there but malformed.
+    """
+    explicit = record.get("_ng_rollout_id")
+    task, rollout = record.get("_ng_task_index"), record.get("_ng_rollout_index")
+    if explicit is not None:
+        rollout_id = validate_rollout_id(explicit)
+    elif task is not None and rollout is not None:
+        rollout_id = f"{_index('_ng_task_index', task)}-{_index('_ng_rollout_index', rollout)}"
+    else:
+        return None
+    attempt = record.get("_ng_attempt_index")
+    if attempt is not None and _index("_ng_attempt_index", attempt) > 0:
+        rollout_id = f"{rollout_id}-a{attempt}"
+    return validate_rollout_id(rollout_id)
+
+
+def _index(field: str, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{field} must be an integer of at least 0, not {value!r}")
+    return value
+
+
+class TokenEntry(BaseModel):
+    """What the policy read and sampled in one model call. Unknown fields are kept.
+
+    ``prompt_token_ids`` has P ids, ``generation_token_ids`` and ``generation_log_probs`` have G
+    items each; ``output_items`` is the content that was generated, without token arrays, and
+    ``token_item_index`` the item of it that the arrays belong to. ``created_at`` is in seconds
+    since the epoch.
+
+    Raises:
+        pydantic.ValidationError (a ValueError): it names the field that is wrong.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    schema_version: int = TOKEN_ENTRY_RECORD_SCHEMA_VERSION
+    rollout_id: str
+    model_call_id: str = Field(min_length=1, max_length=200)
+    model: str = ""
+    prompt_token_ids: TokenIds
+    generation_token_ids: TokenIds
+    generation_log_probs: LogProbs
+    routed_experts: Any = None
+    output_items: list[dict[str, Any]] = Field(default_factory=list)
+    token_item_index: int | None = None
+    created_at: float = Field(default=0.0, allow_inf_nan=False)
+    response_id: str | None = None
+    finish_reason: str | None = None
+    weight_version: str | None = None
+    sampling: dict[str, Any] | None = None
+    log_probs_mode: str | None = None
+
+    @field_validator("schema_version")
+    @classmethod
+    def _known_version(cls, version: int) -> int:
+        if not 1 <= version <= TOKEN_ENTRY_RECORD_SCHEMA_VERSION:
+            raise ValueError(
+                f"this release reads records up to version {TOKEN_ENTRY_RECORD_SCHEMA_VERSION}, not {version}: "
+                "upgrade token-id-capture"
+            )
+        return version
+
+    @field_validator("rollout_id")
+    @classmethod
+    def _valid_rollout_id(cls, rollout_id: str) -> str:
+        return validate_rollout_id(rollout_id)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        ids, log_probs = len(self.generation_token_ids), len(self.generation_log_probs)
+        if ids != log_probs:
+            raise ValueError(
+                f"generation_token_ids and generation_log_probs must have the same length, not {ids} and {log_probs}"
+            )
+        index = self.token_item_index
+        if index is not None and not 0 <= index < len(self.output_items):
+            raise ValueError(f"token_item_index {index} is outside output_items, which has {len(self.output_items)}")
+        return self
+
+
+def extract_token_fields(response: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The token arrays of a complete response: a dict with the keys of ``TOKEN_FIELDS``, or None.
+
+    Raises:
+        InvalidEntryError: several items carry arrays, or one carries only some of the three.
+    """
+    carriers = [item for item in _items(response) if any(item.get(field) is not None for field in TOKEN_ARRAYS)]
+    if not carriers:
+        return None
+    if len(carriers) > 1:
+        raise InvalidEntryError(f"multiple response items ({len(carriers)}) carry token arrays; one call has one")
+    carrier = carriers[0]
+    missing = [field for field in TOKEN_ARRAYS if carrier.get(field) is None]
+    if missing:
+        raise InvalidEntryError(f"the response item that carries token arrays lacks {', '.join(missing)}")
+    return {field: carrier.get(field) for field in TOKEN_FIELDS}
+
+
+def response_to_output_items(response: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
+    """The content items of a response without token arrays, and the index of their carrier.
+
+    Chat messages become items ``{"type": "message", ...}`` with the rest of the message as it is;
+    tool-call arguments stay exactly the text that was produced.
+    """
+    items = list(_items(response))
+    carrier = next(
+        (index for index, item in enumerate(items) if any(item.get(field) is not None for field in TOKEN_ARRAYS)),
+        None,
+    )
+    stripped = [strip_token_fields(item) for item in items]
+    return [item if "type" in item else {"type": "message", **item} for item in stripped], carrier
+
+
+def strip_token_fields(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a response item without the fields of ``TOKEN_FIELDS``."""
+    return {key: value for key, value in item.items() if key not in TOKEN_FIELDS}
+
+
+def _items(response: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    output = response.get("output")
+    if isinstance(output, list):
+        yield from (item for item in output if isinstance(item, Mapping))
+    choices = response.get("choices")
+    if isinstance(choices, list):
+        for choice in choices:
+            message = choice.get("message") if isinstance(choice, Mapping) else None
+            if isinstance(message, Mapping):
+                yield message

@@ -1,0 +1,298 @@
+"""Packed sequences of token ids and log probabilities.
+
+A prompt of a long rollout has tens of thousands of ids, and each is compared, hashed, stored and
+joined several times. ``TokenIds`` and ``LogProbs`` convert an engine's list once, into one flat
+buffer, and from then on all of this runs at the speed of ``memcmp``. Slices share the buffer of
+the sequence that they come from, and joined sequences are copied only when somebody reads them.
+
+On disk both are little-endian: four bytes an id (unsigned), eight bytes a log probability (IEEE
+754 double).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self, TypeVar, overload
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from token_id_capture.errors import InvalidEntryError
+
+_Number = TypeVar("_Number", int, float)
+
+# True and False are integers to Python and would be packed as these.
+_PACKED_BOOLEANS = (array("I", [0]).tobytes(), array("I", [1]).tobytes())
+
+
+class _Packed(Sequence[_Number]):
+    """An immutable sequence of numbers over one buffer; see ``TokenIds`` and ``LogProbs``."""
+
+    __slots__ = ("_base", "_items", "_length", "_parts", "_start")
+
+    typecode: ClassVar[str]
+    itemsize: ClassVar[int]
+
+    _base: bytes
+    _items: memoryview[Any] | None
+    _length: int
+    _parts: tuple[Self, Self] | None
+    _start: int
+
+    def __init__(self, values: Iterable[_Number] = ()) -> None:
+        if type(values) is type(self):
+            values._settle()
+            self._base, self._start, self._length = values._base, values._start, values._length
+        else:
+            self._base = self._pack(values)
+            self._start, self._length = 0, len(self._base) // self.itemsize
+        self._items = None
+        self._parts = None
+
+    @classmethod
+    def _pack(cls, values: Iterable[Any]) -> bytes:
+        raise NotImplementedError
+
+    @classmethod
+    def _over(cls, base: bytes, start: int, length: int) -> Self:
+        sequence = cls.__new__(cls)
+        sequence._base, sequence._start, sequence._length = base, start, length
+        sequence._items = None
+        sequence._parts = None
+        return sequence
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read back what ``tobytes`` gave (little-endian); the values are not checked again.
+
+        Raises:
+            InvalidEntryError: the number of bytes is no multiple of the item size.
+        """
+        if len(data) % cls.itemsize:
+            raise InvalidEntryError(f"{len(data)} bytes do not divide into items of {cls.itemsize} bytes")
+        return cls._over(cls._native(bytes(data)), 0, len(data) // cls.itemsize)
+
+    @classmethod
+    def _native(cls, data: bytes) -> bytes:
+        """Swap between little-endian and this machine's order (its own inverse)."""
+        if sys.byteorder == "little":
+            return data
+        swapped = array(cls.typecode, data)
+        swapped.byteswap()
+        return swapped.tobytes()
+
+    @classmethod
+    def joined(cls, first: Self, second: Self) -> Self:
+        """``first`` followed by ``second``, copied only when its items are needed.
+
+        Neighbours in one buffer, as the store reads them, are never copied.
+        """
+        if not first:
+            return second
+        if not second:
+            return first
+        settled = first._parts is None and second._parts is None
+        first_end = first._start + first._length * cls.itemsize
+        if settled and first._base is second._base and first_end == second._start:
+            return cls._over(first._base, first._start, first._length + second._length)
+        sequence = cls._over(b"", 0, len(first) + len(second))
+        sequence._parts = (first, second)
+        return sequence
+
+    def _settle(self) -> None:
+        """Copy the parts of a joined sequence into one buffer, iteratively: chains can be deep."""
+        if self._parts is None:
+            return
+        pieces: list[memoryview[Any]] = []
+        waiting: list[_Packed[_Number]] = [self]
+        while waiting:
+            piece = waiting.pop()
+            if piece._parts is not None:
+                waiting.extend(piece._parts)
+            else:
+                pieces.append(piece._bytes())
+        self._base = b"".join(reversed(pieces))
+        self._parts = None
+
+    def _bytes(self) -> memoryview[Any]:
+        self._settle()
+        start = self._start
+        return memoryview(self._base)[start : start + self._length * self.itemsize]
+
+    def _view(self) -> memoryview[Any]:
+        if self._items is None:
+            self._items = self._bytes().cast(self.typecode)
+        return self._items
+
+    def tobytes(self) -> bytes:
+        """The items, little-endian; ``len(self) * itemsize`` bytes."""
+        return self._native(bytes(self._bytes()))
+
+    def buffer(self) -> memoryview[Any]:
+        """The items as a read-only view of bytes in this machine's order, without a copy."""
+        return self._bytes()
+
+    def tolist(self) -> list[_Number]:
+        """The items as a plain list."""
+        items: list[_Number] = self._view().tolist()
+        return items
+
+    def startswith(self, prefix: Self) -> bool:
+        """Whether the first ``len(prefix)`` items are those of ``prefix``."""
+        if prefix._length > self._length:
+            return False
+        self._settle()
+        prefix._settle()
+        if prefix._base is self._base and prefix._start == self._start:
+            return True
+        return self._base.startswith(prefix._bytes(), self._start)  # type: ignore[arg-type]
+
+    def common_prefix_length(self, other: Self) -> int:
+        """The number of leading items in which the two agree."""
+        low, high = 0, min(self._length, other._length)
+        if self[:high] == other[:high]:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self[low:middle] == other[low:middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> _Number: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> _Number | Self:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            self._settle()
+            if step != 1:
+                return self._over(self._view()[index].tobytes(), 0, len(range(start, stop, step)))
+            return self._over(self._base, self._start + start * self.itemsize, max(0, stop - start))
+        value: _Number = self._view()[index]
+        return value
+
+    def __iter__(self) -> Iterator[_Number]:
+        return iter(self.tolist())
+
+    def __add__(self, other: Iterable[_Number]) -> Self:
+        return self.joined(self, other if type(other) is type(self) else type(self)(other))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, type(self)):
+            return self._length == other._length and self.startswith(other)
+        if isinstance(other, list | tuple | array):
+            if self._length != len(other):
+                return False
+            try:
+                return self.startswith(type(self)(other))
+            except InvalidEntryError:
+                return False
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(bytes(self._bytes()))
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return (type(self).from_bytes, (self.tobytes(),))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:8]))
+        rest = ", ..." if self._length > 8 else ""
+        return f"{type(self).__name__}([{shown}{rest}], length={self._length})"
+
+    @classmethod
+    def _validate(cls, value: object) -> Self:
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str | bytes | bytearray | dict) or not isinstance(value, Iterable):
+            raise PydanticCustomError("packed_sequence", "not a sequence of numbers")
+        try:
+            return cls(value)
+        except InvalidEntryError as error:
+            raise PydanticCustomError("packed_sequence", "{problem}", {"problem": str(error)}) from error
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value.tolist()),
+        )
+
+
+class TokenIds(_Packed[int]):
+    """Token ids: integers from 0 to 2**32 - 1, four bytes each.
+
+    Raises:
+        InvalidEntryError: an item is negative, too large, or no integer.
+    """
+
+    __slots__ = ()
+    typecode = "I"
+    itemsize = 4
+
+    @classmethod
+    def _pack(cls, values: Iterable[Any]) -> bytes:
+        if isinstance(values, str | bytes | bytearray):
+            raise InvalidEntryError("token ids must be a sequence of integers, not text or bytes")
+        items = values if isinstance(values, list | tuple | array) else list(values)
+        try:
+            packed = array("I", items).tobytes()
+        except (OverflowError, TypeError) as error:
+            raise InvalidEntryError(f"token ids must be integers from 0 to 4294967295 ({error})") from error
+        if not isinstance(items, array) and cls._has_boolean(items, packed):
+            raise InvalidEntryError("token ids must be integers, not booleans")
+        return packed
+
+    @staticmethod
+    def _has_boolean(items: list[Any] | tuple[Any, ...], packed: bytes) -> bool:
+        # Looking at the type of each of 24,000 items costs more than packing them. Only items that
+        # were packed as 0 or 1 can be booleans, and those a search in the buffer finds.
+        for pattern in _PACKED_BOOLEANS:
+            position = packed.find(pattern)
+            while position >= 0:
+                index, misaligned = divmod(position, TokenIds.itemsize)
+                if not misaligned and type(items[index]) is bool:
+                    return True
+                position = packed.find(pattern, position + 1)
+        return False
+
+
+class LogProbs(_Packed[float]):
+    """Log probabilities: finite doubles, eight bytes each.
+
+    Raises:
+        InvalidEntryError: an item is no number, or is NaN or infinite.
+    """
+
+    __slots__ = ()
+    typecode = "d"
+    itemsize = 8
+
+    @classmethod
+    def _pack(cls, values: Iterable[Any]) -> bytes:
+        if isinstance(values, str | bytes | bytearray):
+            raise InvalidEntryError("log probabilities must be a sequence of numbers, not text or bytes")
+        items = values if isinstance(values, list | tuple | array) else list(values)
+        try:
+            packed = array("d", items)
+        except (OverflowError, TypeError) as error:
+            raise InvalidEntryError(f"log probabilities must be numbers ({error})") from error
+        if not isinstance(items, array) and bool in set(map(type, items)):
+            raise InvalidEntryError("log probabilities must be numbers, not booleans")
+        # A sum is finite only if every item is, unless it overflows; only then look at each.
+        if not math.isfinite(sum(packed)) and not all(map(math.isfinite, packed)):
+            position = next(i for i, value in enumerate(packed) if not math.isfinite(value))
+            raise InvalidEntryError(f"log probability {position} is {packed[position]}, which is not a finite number")
+        return packed.tobytes()
+
+
+assert array("I").itemsize == TokenIds.itemsize, "this platform has no four-byte unsigned int"
