@@ -33,7 +33,7 @@ class _Packed(Sequence[_Number]):
 
     __slots__ = ("_base", "_items", "_length", "_parts", "_start")
 
-    typecode: ClassVar[str]
+    typecode: ClassVar[Any]
     itemsize: ClassVar[int]
 
     _base: bytes
@@ -137,8 +137,8 @@ class _Packed(Sequence[_Number]):
 
     def tolist(self) -> list[_Number]:
         """The items as a plain list."""
-        items: list[_Number] = self._view().tolist()
-        return items
+        items: Any = self._view().tolist()
+        return items  # type: ignore[no-any-return]
 
     def startswith(self, prefix: Self) -> bool:
         """Whether the first ``len(prefix)`` items are those of ``prefix``."""
@@ -148,7 +148,7 @@ class _Packed(Sequence[_Number]):
         prefix._settle()
         if prefix._base is self._base and prefix._start == self._start:
             return True
-        return self._base.startswith(prefix._bytes(), self._start)  # type: ignore[arg-type]
+        return self._base.startswith(prefix._bytes(), self._start)
 
     def common_prefix_length(self, other: Self) -> int:
         """The number of leading items in which the two agree."""
