@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from token_id_capture.records import TokenEntry
+
+SINK_METHODS: Final = ("put", "mark_incomplete", "close")
+SOURCE_METHODS: Final = ("freeze", "drop", "close")
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def install_token_sink(sink: TokenSink | None) -> None:
         TypeError: it lacks a method of ``TokenSink``.
     """
     global _installed_sink
-    _require(sink, ("put", "mark_incomplete", "close"), "token sink")
+    _require(sink, SINK_METHODS, "token sink")
     _installed_sink = sink
 
 
@@ -169,7 +172,7 @@ def install_token_source(source: TokenSource | None) -> None:
         TypeError: it lacks a method of ``TokenSource``.
     """
     global _installed_source
-    _require(source, ("freeze", "drop", "close"), "token source")
+    _require(source, SOURCE_METHODS, "token source")
     _installed_source = source
 
 
