@@ -1,0 +1,108 @@
+"""Exact token ids and log probabilities of agent rollouts, captured durably and rebuilt for training.
+
+A model server records each call with ``capture_tokens``; ``TokenCaptureStore`` keeps the records in
+one SQLite file; ``trajectories_from_source`` rebuilds a finished rollout. What hands a rollout on to
+a trainer is in ``token_id_capture.delivery``, which is not imported here.
+
+Importing this package loads pydantic and nothing heavier: what needs a database loads on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from token_id_capture.config import TokenIdCaptureConfig, TokenIdCaptureSettings
+from token_id_capture.errors import (
+    ConfigurationError,
+    ConflictingEntryError,
+    CorruptCaptureError,
+    InvalidEntryError,
+    NewerSchemaError,
+    RolloutFrozenError,
+    RolloutRetiredError,
+    StorageFullError,
+    StoreClosedError,
+    StoreError,
+    TokenCaptureError,
+    UnknownRolloutError,
+    UnsupportedFileSystemError,
+    UnusableDatabaseError,
+)
+from token_id_capture.protocols import (
+    CallIntents,
+    OutcomeRecorder,
+    TokenCaptureSnapshot,
+    TokenSink,
+    TokenSource,
+    install_token_sink,
+    install_token_source,
+    installed_token_sink,
+    installed_token_source,
+)
+from token_id_capture.records import (
+    TOKEN_ENTRY_RECORD_SCHEMA_VERSION,
+    TOKEN_FIELDS,
+    TokenEntry,
+    extract_token_fields,
+    response_to_output_items,
+    strip_token_fields,
+    validate_rollout_id,
+)
+from token_id_capture.tokens import LogProbs, TokenIds
+
+if TYPE_CHECKING:
+    from token_id_capture.store import TokenCaptureStore, make_token_store
+
+__all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanation
+    "CallIntents",
+    "ConfigurationError",
+    "ConflictingEntryError",
+    "CorruptCaptureError",
+    "InvalidEntryError",
+    "LogProbs",
+    "NewerSchemaError",
+    "OutcomeRecorder",
+    "RolloutFrozenError",
+    "RolloutRetiredError",
+    "StorageFullError",
+    "StoreClosedError",
+    "StoreError",
+    "TOKEN_ENTRY_RECORD_SCHEMA_VERSION",
+    "TOKEN_FIELDS",
+    "TokenCaptureError",
+    "TokenCaptureSnapshot",
+    "TokenCaptureStore",
+    "TokenEntry",
+    "TokenIdCaptureConfig",
+    "TokenIdCaptureSettings",
+    "TokenIds",
+    "TokenSink",
+    "TokenSource",
+    "UnknownRolloutError",
+    "UnsupportedFileSystemError",
+    "UnusableDatabaseError",
+    "extract_token_fields",
+    "install_token_sink",
+    "install_token_source",
+    "installed_token_sink",
+    "installed_token_source",
+    "make_token_store",
+    "response_to_output_items",
+    "strip_token_fields",
+    "validate_rollout_id",
+]
+
+# The names that bring SQLAlchemy with them.
+_LAZY = {"TokenCaptureStore": "token_id_capture.store", "make_token_store": "token_id_capture.store"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
