@@ -5,28 +5,90 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+import warnings
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
+from token_id_capture.cli import ls, show
+from token_id_capture.cli.common import EXIT_UNUSABLE
 from token_id_capture.errors import TokenCaptureError
+
+DEBUG_VARIABLE = "TOKCAP_DEBUG"
+EXIT_UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 
 app = typer.Typer(
     name="tokcap",
     help="Capture, inspect and rebuild the exact tokens of agent rollouts.",
+    epilog=f"{DEBUG_VARIABLE}=1 shows the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+
+app.command("ls")(ls.ls)
+app.command("show")(show.show)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"tokcap {version('token-id-capture')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
-    """Run ``tokcap``; errors of this package end in one line, a closed pipe in none."""
+    """Run ``tokcap``; whatever goes wrong ends in one line, a closed pipe in none."""
+    warnings.showwarning = _show_warning
     try:
         app()
-    except TokenCaptureError as error:
-        print(f"tokcap: {error}", file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:
-        # Standard output is gone; give the interpreter's last flush somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(1)
+    except Exception as error:
+        _leave(error)
+    finally:
+        _flush()
+
+
+def _leave(error: Exception) -> NoReturn:
+    known = isinstance(error, TokenCaptureError)
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    elif known:
+        print(f"tokcap: {error}", file=sys.stderr)
+    else:
+        cause = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(f"tokcap: unexpected {cause} ({DEBUG_VARIABLE}=1 shows the traceback)", file=sys.stderr)
+    sys.exit(EXIT_UNUSABLE if known else EXIT_UNEXPECTED)
+
+
+def _flush() -> None:
+    """Write what is buffered now: a pipe that closed meanwhile would complain at the very end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"tokcap: warning: {message}", file=file or sys.stderr)

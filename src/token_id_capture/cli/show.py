@@ -1,0 +1,118 @@
+"""``tokcap show``: all that is known of one rollout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from token_id_capture.cli.common import (
+    DatabaseOption,
+    JsonOption,
+    fail,
+    local_time,
+    output_console,
+    print_json,
+    print_table,
+    run,
+)
+from token_id_capture.records import validate_rollout_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from token_id_capture.store.queries import RolloutDetail
+
+
+def show(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout id, as tokcap ls shows it.")],
+    database: DatabaseOption,
+    json: JsonOption = False,
+) -> None:
+    """Show all that is known of one rollout, but for its tokens.
+
+    Its calls and which call each continues (shared is the number of tokens that they have in common), the
+    flags that make it incomplete, the calls that were begun, what became of it, and what came too late.
+    """
+    try:
+        validate_rollout_id(rollout)
+    except ValueError as error:
+        fail(str(error))
+    detail = run(_describe(database, rollout))
+    if json:
+        print_json(detail)
+    else:
+        _print(output_console(), detail)
+
+
+async def _describe(database: Path, rollout_id: str) -> RolloutDetail:
+    from token_id_capture.store import TokenCaptureStore
+
+    async with TokenCaptureStore(database, create=False) as store:
+        return await store.describe_rollout(rollout_id)
+
+
+def _print(console: Console, detail: RolloutDetail) -> None:
+    summary = detail.summary
+    console.print(f"rollout {summary.rollout_id}: {summary.state}, version {summary.version}")
+    console.print(f"opened {local_time(summary.opened_at)}, snapshot {summary.snapshot_id or '-'}")
+    for title, headers, rows in _sections(detail):
+        console.print()
+        if rows:
+            print_table(console, headers, rows, title)
+        else:
+            console.print(f"{title}: none")
+
+
+def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+    return [
+        (
+            "calls",
+            ("call", "continues", "shared", "prompt", "generated", "model", "finish", "stored"),
+            [
+                (
+                    call.model_call_id,
+                    call.prefix_call_id,
+                    call.prefix_length,
+                    call.prompt_length,
+                    call.generation_length,
+                    call.model,
+                    call.finish_reason,
+                    local_time(call.created_at),
+                )
+                for call in detail.calls
+            ],
+        ),
+        (
+            "flags",
+            ("call", "reason", "detail", "flagged"),
+            [(flag.model_call_id, flag.reason, flag.detail, local_time(flag.flagged_at)) for flag in detail.flags],
+        ),
+        (
+            "intents",
+            ("call", "outcome", "detail", "begun", "by process", "on host"),
+            [
+                (
+                    intent.model_call_id,
+                    intent.outcome or "still open",
+                    intent.detail,
+                    local_time(intent.begun_at),
+                    intent.writer_pid,
+                    intent.writer_host,
+                )
+                for intent in detail.intents
+            ],
+        ),
+        (
+            "outcomes",
+            ("version", "outcome", "reason", "recorded"),
+            [(seen.version, seen.outcome, seen.reason, local_time(seen.recorded_at)) for seen in detail.outcomes],
+        ),
+        (
+            "late writes",
+            ("call", "state then", "attempted"),
+            [(late.model_call_id, late.state, local_time(late.attempted_at)) for late in detail.late_writes],
+        ),
+    ]
