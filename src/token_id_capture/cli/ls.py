@@ -24,8 +24,9 @@ def ls(
 ) -> None:
     """List the rollouts of a database by their ids.
 
-    For each its state, calls, lengths, what is missing and what became of it: prompt is the longest prompt and generated the sum of all calls, in tokens; flags are reasons
-    that make the rollout incomplete, open are calls that were begun and never ended.
+    Each with its state, calls and lengths, what is missing and what became of it: prompt is the longest
+    prompt and generated the sum of all calls, in tokens; flags are reasons that make the rollout
+    incomplete, and open are calls that were begun and never ended.
     """
     summaries = run(_list(database, after, limit + 1))
     more, summaries = len(summaries) > limit, summaries[:limit]
