@@ -1,0 +1,464 @@
+"""The test engine speaks as vLLM does: its replies are held against recorded ones, key by key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from token_id_capture.testing.engine import BrokenReply, EngineCall, Failure, PolicyEngine
+from token_id_capture.testing.policy import Policy
+from token_id_capture.testing.serving import engine_in_thread, serve_engine
+from token_id_capture.testing.template import END_OF_TURN, encode, render_chat
+
+RECORDINGS = Path(__file__).parent.parent / "data" / "recordings" / "vllm-0.32.0"
+CAPTURED = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 1}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+class Client:
+    """Posts to one engine."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url, self.session = url, session
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        async with self.session.post(
+            self.url + path, data=body if isinstance(body, str) else json.dumps(body)
+        ) as reply:
+            return reply.status, await reply.json()
+
+    async def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        status, reply = await self.post("/v1/chat/completions", body)
+        assert status == 200, reply
+        return reply
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        async with self.session.post(self.url + path, json={**body, "stream": True}) as reply:
+            assert reply.status == 200
+            return events(await reply.read())
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    with engine_in_thread(PolicyEngine(model="tiny", max_model_len=1024)) as url:
+        yield url
+
+
+@pytest.fixture
+async def client(engine_url: str) -> AsyncIterator[Client]:
+    async with aiohttp.ClientSession() as session:
+        yield Client(engine_url, session)
+
+
+def events(raw: bytes) -> list[dict[str, Any]]:
+    frames = raw.decode().removesuffix("\n\n").split("\n\n")
+    assert frames.pop() == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def recorded(name: str) -> tuple[dict[str, Any], Any]:
+    """A recorded request and its reply: the parsed body, or the events of a stream."""
+    request = json.loads((RECORDINGS / f"{name}.request.json").read_text())
+    stream = RECORDINGS / f"{name}.response.sse"
+    reply = stream.read_bytes() if stream.exists() else json.loads((RECORDINGS / f"{name}.response.json").read_text())
+    return request, events(reply) if isinstance(reply, bytes) else reply
+
+
+def shape(value: Any) -> Any:
+    """A reply without its values: keys in order, nulls, and the types of everything else."""
+    if isinstance(value, dict):
+        if value and set(map(type, value.values())) == {float}:
+            return "log probs by token"
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        kinds = {json.dumps(shape(item)) for item in value}
+        return ["several" if len(kinds) > 1 else kinds.pop()] if value else []
+    return type(value).__name__
+
+
+def assert_same_shape(ours: Any, theirs: Any) -> None:
+    assert json.dumps(shape(ours), indent=1) == json.dumps(shape(theirs), indent=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "01-chat",
+        "04-completion",
+        "04c-completion-token-prompt",
+        "04d-completion-two-prompts-n2",
+        "06-chat-n2",
+        "17-chat-nothing-asked",
+        "26-chat-top-logprobs-3",
+    ],
+)
+async def test_a_reply_has_the_shape_of_vllm(client: Client, name: str) -> None:
+    request, reply = recorded(name)
+    if isinstance(request["body"].get("prompt"), list) and isinstance(request["body"]["prompt"][0], int):
+        request["body"]["prompt"] = [35, 41, 62]  # the recorded ids are another vocabulary's
+    status, ours = await client.post(request["path"], request["body"])
+    assert status == 200
+    assert len(ours["choices"]) == len(reply["body"]["choices"])
+    assert_same_shape(ours, reply["body"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "02-chat-stream-usage",
+        "03-chat-stream",
+        "05-completion-stream",
+        "05b-completion-stream-n2",
+        "07-chat-n2-stream",
+        "17e-chat-ids-only-stream",
+    ],
+)
+async def test_a_stream_has_the_chunks_of_vllm(client: Client, name: str) -> None:
+    request, reply = recorded(name)
+    # A turn that reaches its end sends every kind of chunk; one that is cut off lacks one.
+    ours = await client.events(request["path"], {**request["body"], "max_tokens": 900})
+    assert [json.dumps(kind) for kind in kinds(ours)] == [json.dumps(kind) for kind in kinds(reply)]
+
+
+def kinds(chunks: list[dict[str, Any]]) -> list[Any]:
+    """The different shapes of a stream's chunks, in the order of their first appearance."""
+    found: list[Any] = []
+    for chunk in chunks:
+        chunk_shape = shape(chunk)
+        if json.dumps(chunk_shape) not in map(json.dumps, found):
+            found.append(chunk_shape)
+    return found
+
+
+async def tool_call(client: Client, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The first seed whose answer calls one tool and says nothing, and that answer."""
+    for seed in range(50):
+        reply = await client.chat({**body, "seed": seed, "stream": False, "max_tokens": 300})
+        message = reply["choices"][0]["message"]
+        if message["content"] is None and len(message["tool_calls"]) == 1:
+            return seed, reply
+    raise AssertionError("no seed below 50 calls a tool")
+
+
+async def test_a_tool_call_has_the_shape_of_vllm(client: Client) -> None:
+    request, reply = recorded("12b-tools-auto-call")
+    _, ours = await tool_call(client, request["body"])
+    assert_same_shape(ours, reply["body"])
+    assert ours["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_streamed_tool_call_has_the_chunks_of_vllm(client: Client) -> None:
+    request, reply = recorded("13b-tools-auto-call-stream")
+    seed, whole = await tool_call(client, request["body"])
+    ours = await client.events(request["path"], {**request["body"], "seed": seed, "max_tokens": 300})
+    assert [json.dumps(kind) for kind in kinds(ours)] == [json.dumps(kind) for kind in kinds(reply)]
+    calls = [call for chunk in ours for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
+    arguments = "".join(call["function"].get("arguments", "") for call in calls)
+    assert arguments == whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+
+
+async def test_a_stream_without_ids_sends_only_text(client: Client) -> None:
+    request, _ = recorded("17b-chat-nothing-asked-stream")
+    ours = await client.events(request["path"], {**request["body"], "max_tokens": 900})
+    assert ours[0]["prompt_token_ids"] is None
+    for chunk in ours[1:-1]:
+        (choice,) = chunk["choices"]
+        assert choice["token_ids"] is None
+        assert choice["logprobs"] is None
+        assert choice["delta"].get("content") or choice["finish_reason"]
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+async def test_a_stream_and_a_whole_reply_of_one_seed_say_the_same(client: Client, tools: list[Any] | None) -> None:
+    for seed in range(5):
+        body = {**HELLO, **CAPTURED, "seed": seed, "tools": tools}
+        whole = (await client.chat(body))["choices"][0]
+        chunks = await client.events("/v1/chat/completions", body)
+        streamed = [choice for chunk in chunks[1:] for choice in chunk["choices"]]
+        assert [token for choice in streamed for token in choice["token_ids"]] == whole["token_ids"]
+        logprobs = [entry for choice in streamed for entry in choice["logprobs"]["content"]]
+        assert logprobs == whole["logprobs"]["content"]
+        text = "".join(choice["delta"].get("content") or "" for choice in streamed)
+        assert text == (whole["message"]["content"] or "")
+        assert streamed[-1]["finish_reason"] == whole["finish_reason"]
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5, 1.0])
+async def test_the_served_log_probs_are_those_of_teacher_forcing(client: Client, temperature: float) -> None:
+    reply = await client.chat({**HELLO, **CAPTURED, "temperature": temperature, "tools": [TOOL], "n": 3})
+    assert reply["prompt_token_ids"] == render_chat(HELLO["messages"], [TOOL])
+    for choice in reply["choices"]:
+        sequence = [*reply["prompt_token_ids"], *choice["token_ids"]]
+        served = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        assert served == Policy().log_probs_of(sequence)[-len(served) :]
+    assert reply["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in reply["choices"])
+
+
+async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client: Client) -> None:
+    agent = openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": "Where is it warm?"}]
+    before: list[int] = []
+    called = 0
+    for turn in range(8):
+        reply = await agent.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            tools=[TOOL],  # type: ignore[list-item]
+            seed=turn,
+            max_tokens=40,
+            logprobs=True,
+            extra_body={"return_token_ids": True},
+        )
+        prompt = reply.model_extra["prompt_token_ids"]
+        assert prompt[: len(before)] == before
+        before = [*prompt, *reply.choices[0].model_extra["token_ids"]]
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        called += len(message.tool_calls or [])
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "21 °C"} for call in message.tool_calls or []]
+        if not message.tool_calls:
+            messages.append({"role": "user", "content": "Go on."})
+    await agent.close()
+    assert called
+
+
+async def test_a_call_of_a_given_tool_is_forced_and_a_forbidden_one_is_not_made(client: Client) -> None:
+    named = {"type": "function", "function": {"name": "look_up"}}
+    for choice in ("required", named):
+        reply = await client.chat({**HELLO, "tools": [TOOL], "tool_choice": choice})
+        assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up"
+    for seed in range(10):
+        reply = await client.chat({**HELLO, "tools": [TOOL], "tool_choice": "none", "seed": seed})
+        assert "tool_calls" not in reply["choices"][0]["message"]
+    status, _ = await client.post("/v1/chat/completions", {**HELLO, "tool_choice": "required"})
+    assert status == 400
+
+
+async def test_without_a_seed_answers_differ_and_with_one_they_repeat(client: Client) -> None:
+    open_ended = {**HELLO, **CAPTURED, "seed": None}
+    first, second = await client.chat(open_ended), await client.chat(open_ended)
+    assert first["choices"][0]["token_ids"] != second["choices"][0]["token_ids"]
+    first, second = await client.chat({**HELLO, **CAPTURED}), await client.chat({**HELLO, **CAPTURED})
+    assert first["choices"] == second["choices"]
+
+
+async def test_a_limit_ends_a_turn_and_so_does_the_end_of_turn(client: Client) -> None:
+    limited = (await client.chat({**HELLO, **CAPTURED, "max_tokens": 1, "seed": 2}))["choices"][0]
+    assert limited["finish_reason"] == "length"
+    ended = (await client.chat({**HELLO, **CAPTURED, "max_tokens": None}))["choices"][0]
+    assert ended["finish_reason"] == "stop"
+    assert ended["token_ids"][-1] == END_OF_TURN
+    assert END_OF_TURN not in ended["token_ids"][:-1]
+
+
+async def test_tokens_can_be_shown_as_ids(client: Client) -> None:
+    choice = (await client.chat({**HELLO, **CAPTURED, "return_tokens_as_token_ids": True}))["choices"][0]
+    shown = [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert shown == [f"token_id:{token}" for token in choice["token_ids"]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "18c-error-max-tokens-0",
+        "18d-error-unknown-model",
+        "18e-error-malformed-json",
+        "18f-error-top-logprobs",
+        "18g-error-method",
+        "18h-error-no-route",
+        "18i-error-no-messages",
+    ],
+)
+async def test_a_refusal_is_word_for_word_that_of_vllm(client: Client, name: str) -> None:
+    request, theirs = recorded(name)
+    content = request.get("body_text") or json.dumps(request.get("body"))
+    async with client.session.request(request["method"], client.url + request["path"], data=content) as reply:
+        assert reply.status == theirs["status"]
+        assert await reply.json() == theirs["body"]
+
+
+@pytest.mark.parametrize("name", ["18-error-too-long", "18b-error-too-long-stream"])
+async def test_a_prompt_that_is_too_long_is_refused_as_vllm_does(client: Client, name: str) -> None:
+    request, theirs = recorded(name)
+    status, body = await client.post(request["path"], request["body"])
+    length = len(render_chat(request["body"]["messages"]))
+    assert (status, body) == (400, json.loads(json.dumps(theirs["body"]).replace("1025", str(length))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": "hello"},
+        {"messages": [{"role": "bard", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]},
+        {"tools": {}},
+        {"tools": [5]},
+        {"tool_choice": {"function": 5}},
+        {"tool_choice": "any"},
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"temperature": float("inf")},
+        {"n": 0},
+        {"max_tokens": "many"},
+        {"top_logprobs": "all", "logprobs": True},
+        {"stream_options": "usage"},
+    ],
+    ids=json.dumps,
+)
+async def test_a_malformed_field_is_refused_and_never_a_crash(client: Client, change: dict[str, Any]) -> None:
+    status, body = await client.post("/v1/chat/completions", {**HELLO, **change})
+    assert status == 400
+    assert body["error"]["message"]
+
+
+@pytest.mark.parametrize("content", ["[]", '"text"', "5", "null"])
+async def test_a_body_that_is_no_object_is_refused(client: Client, content: str) -> None:
+    status, body = await client.post("/v1/chat/completions", content)
+    assert (status, body["error"]["type"]) == (400, "Bad Request")
+
+
+async def test_a_token_prompt_outside_the_vocabulary_is_refused(client: Client) -> None:
+    status, body = await client.post("/v1/completions", {"prompt": [1, 266]})
+    assert (status, body["error"]["message"]) == (400, "Token id 266 is out of vocabulary")
+
+
+async def test_the_side_endpoints_answer(client: Client) -> None:
+    request, theirs = recorded("22c-tokenize-prompt")
+    status, ours = await client.post("/tokenize", request["body"])
+    assert status == 200
+    assert_same_shape(ours, theirs["body"])
+    assert ours["tokens"] == encode(request["body"]["prompt"])
+    _, ours = await client.post("/tokenize", {"messages": HELLO["messages"], "tools": [TOOL]})
+    assert ours["tokens"] == render_chat(HELLO["messages"], [TOOL])
+    async with client.session.get(f"{client.url}/v1/models") as reply:
+        assert [model["id"] for model in (await reply.json())["data"]] == ["tiny"]
+    async with client.session.get(f"{client.url}/health") as reply:
+        assert (reply.status, await reply.read()) == (200, b"")
+    async with client.session.get(f"{client.url}/version") as reply:
+        assert await reply.json() == {"version": "0.32.0"}
+
+
+async def test_a_hook_sees_each_call_and_can_hold_it() -> None:
+    arrived, release = asyncio.Event(), asyncio.Event()
+
+    async def hold(call: EngineCall) -> None:
+        arrived.set()
+        await release.wait()
+
+    engine = PolicyEngine(on_call=hold)
+    async with serve_engine(engine) as url, aiohttp.ClientSession() as session:
+        waiting = asyncio.create_task(Client(url, session).chat(HELLO))
+        await asyncio.wait_for(arrived.wait(), 5)
+        assert [(call.number, call.path, call.body["seed"]) for call in engine.calls] == [
+            (1, "/v1/chat/completions", 1)
+        ]
+        assert not waiting.done()
+        release.set()
+        assert (await asyncio.wait_for(waiting, 5))["choices"]
+
+
+async def test_a_hook_can_make_a_call_fail() -> None:
+    async def fail(call: EngineCall) -> Failure | None:
+        return Failure(503, "no room") if call.number == 1 else None
+
+    async with serve_engine(PolicyEngine(on_call=fail)) as url, aiohttp.ClientSession() as session:
+        status, body = await Client(url, session).post("/v1/chat/completions", HELLO)
+        assert (status, body["error"]["message"]) == (503, "no room")
+        assert (await Client(url, session).chat(HELLO))["choices"]
+
+
+@pytest.mark.parametrize("frames", [0, 1, 4])
+async def test_a_hook_can_break_a_stream(frames: int) -> None:
+    async def cut(call: EngineCall) -> BrokenReply:
+        return BrokenReply(after_frames=frames)
+
+    async with (
+        serve_engine(PolicyEngine(on_call=cut)) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", json={**HELLO, "stream": True}) as reply,
+    ):
+        for _ in range(frames):
+            assert (await reply.content.readline()).startswith(b"data: ")
+            assert await reply.content.readline() == b"\n"
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await reply.content.readline()
+
+
+async def test_a_hook_can_break_a_whole_reply() -> None:
+    async def cut(call: EngineCall) -> BrokenReply:
+        return BrokenReply()
+
+    async with (
+        serve_engine(PolicyEngine(on_call=cut)) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", json=HELLO) as reply,
+    ):
+        assert reply.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await reply.read()
+
+
+async def test_a_client_that_hangs_up_ends_the_call() -> None:
+    arrived, given_up = asyncio.Event(), asyncio.Event()
+
+    async def hold(call: EngineCall) -> None:
+        arrived.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    async with serve_engine(PolicyEngine(on_call=hold)) as url, aiohttp.ClientSession() as session:
+        waiting = asyncio.create_task(Client(url, session).chat(HELLO))
+        await asyncio.wait_for(arrived.wait(), 5)
+        waiting.cancel()
+        await asyncio.wait_for(given_up.wait(), 5)
+
+
+async def test_a_held_call_does_not_keep_the_engine_from_stopping() -> None:
+    arrived = asyncio.Event()
+
+    async def hold(call: EngineCall) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    async with aiohttp.ClientSession() as session:
+        async with asyncio.timeout(10), serve_engine(PolicyEngine(on_call=hold)) as url:
+            waiting = asyncio.create_task(Client(url, session).chat(HELLO))
+            await arrived.wait()
+        with pytest.raises((aiohttp.ClientError, AssertionError)):
+            await waiting
+
+
+async def test_tokens_can_take_their_time() -> None:
+    async with serve_engine(PolicyEngine(seconds_per_token=0.01)) as url, aiohttp.ClientSession() as session:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        reply = await Client(url, session).chat({**HELLO, "max_tokens": 10, "seed": 1})
+        assert loop.time() - started >= 0.01 * reply["usage"]["completion_tokens"]
+
+
+def test_an_engine_in_a_thread_serves_a_program_without_an_event_loop() -> None:
+    engine = PolicyEngine()
+    with engine_in_thread(engine) as url:
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(HELLO).encode())
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            assert json.load(reply)["model"] == "policy"
+    assert len(engine.calls) == 1
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{url}/health", timeout=1)
