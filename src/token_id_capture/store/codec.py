@@ -1,0 +1,294 @@
+"""Between a ``TokenEntry`` and a row of ``entries`` or ``snapshot_entries``.
+
+A prompt that continues an earlier call is stored without the part that the call accounts for, so a
+rollout of T turns takes space for its distinct tokens and not for T prompts. Reading joins the
+parts again and checks the digest of the whole sequence. Both directions touch each distinct token
+once: a running sha256 is copied from a call to those that continue it, and all calls of a chain
+are views of one buffer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from token_id_capture.errors import CorruptCaptureError, InvalidEntryError
+from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION, TokenEntry
+from token_id_capture.tokens import LogProbs, TokenIds
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_STORED_IN_COLUMNS = {
+    *("schema_version", "rollout_id", "model_call_id", "model", "finish_reason", "created_at"),
+    *("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"),
+    *("output_items", "token_item_index"),
+}
+_EXTRA_FIELDS = tuple(name for name in TokenEntry.model_fields if name not in _STORED_IN_COLUMNS)
+
+
+@dataclass(slots=True)
+class KnownSequence:
+    """A stored call's prompt and generation, and the sha256 that has read both."""
+
+    model_call_id: str
+    prompt: TokenIds
+    generation: TokenIds
+    digest_state: _Hash
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.generation)
+
+    def is_prefix_of(self, prompt: TokenIds) -> bool:
+        """Whether ``prompt`` starts with this call's prompt and generation, token for token."""
+        middle, end = len(self.prompt), len(self)
+        return end <= len(prompt) and prompt.startswith(self.prompt) and prompt[middle:end] == self.generation
+
+
+@dataclass(slots=True)
+class PackedEntry:
+    """An entry as it goes to the writer: validated, hashed and in bytes."""
+
+    rollout_id: str
+    model_call_id: str
+    prompt: TokenIds
+    generation: TokenIds
+    digest_state: _Hash
+    prefix_call_id: str | None
+    prefix_length: int
+    columns: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes that the entry holds on to while it waits."""
+        return 4 * (len(self.prompt) - self.prefix_length) + 12 * len(self.generation) + 1024
+
+    def row(self) -> dict[str, Any]:
+        """The values of the row's columns, but for ``stored_at`` and ``writer_id``."""
+        return {
+            **self.columns,
+            "prefix_call_id": self.prefix_call_id,
+            "prefix_length": self.prefix_length,
+            "prompt_suffix": self.prompt[self.prefix_length :].tobytes(),
+        }
+
+
+def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
+    """Make an entry ready to store; ``known`` is the stored call that its prompt continues, if any.
+
+    Raises:
+        InvalidEntryError: an extra field, an output item or the routed experts are no JSON.
+    """
+    prompt, generation = entry.prompt_token_ids, entry.generation_token_ids
+    prefix_length = len(known) if known is not None else 0
+    state = known.digest_state.copy() if known is not None else hashlib.sha256()
+    state.update(_little_endian(prompt[prefix_length:]))
+    state.update(_little_endian(generation))
+    sequence_digest = state.digest()
+    log_probs = entry.generation_log_probs.tobytes()
+    content = _json(entry, {"output_items": entry.output_items, "token_item_index": entry.token_item_index})
+    extras = _json(entry, _extras(entry))
+    experts = None if entry.routed_experts is None else _json(entry, entry.routed_experts)
+    head = _json(entry, [entry.schema_version, entry.model, entry.finish_reason, entry.created_at, len(prompt)])
+    payload = hashlib.sha256(sequence_digest)
+    for part in (head, content, extras, experts or b"", log_probs):
+        payload.update(len(part).to_bytes(8, "little"))
+        payload.update(part)
+    return PackedEntry(
+        rollout_id=entry.rollout_id,
+        model_call_id=entry.model_call_id,
+        prompt=prompt,
+        generation=generation,
+        digest_state=state,
+        prefix_call_id=known.model_call_id if known is not None else None,
+        prefix_length=prefix_length,
+        columns={
+            "rollout_id": entry.rollout_id,
+            "model_call_id": entry.model_call_id,
+            "payload_digest": payload.digest(),
+            "sequence_digest": sequence_digest,
+            "prompt_length": len(prompt),
+            "generation_length": len(generation),
+            "sequence_length": len(prompt) + len(generation),
+            "schema_version": entry.schema_version,
+            "model": entry.model,
+            "finish_reason": entry.finish_reason,
+            "created_at": entry.created_at,
+            "content": content.decode(),
+            "extras": extras.decode(),
+            "generation": generation.tobytes(),
+            "log_probs": log_probs,
+            "routed_experts": None if experts is None else zlib.compress(experts, 1),
+        },
+    )
+
+
+def longest_prefix(prompt: TokenIds, candidates: Sequence[tuple[str, int, bytes]]) -> tuple[str, int] | None:
+    """The candidate with the longest sequence that ``prompt`` starts with, by digest.
+
+    A candidate is (call id, sequence length in tokens, sequence digest). The prompt is read once,
+    however many candidates there are.
+    """
+    found: tuple[str, int] | None = None
+    state, position = hashlib.sha256(), 0
+    for model_call_id, length, digest in sorted(candidates, key=lambda candidate: candidate[1]):
+        if not 0 < length <= len(prompt):
+            continue
+        state.update(_little_endian(prompt[position:length]))
+        position = length
+        if state.copy().digest() == digest:
+            found = (model_call_id, length)
+    return found
+
+
+def unpack_rollout(rollout_id: str, rows: Iterable[Mapping[str, Any]]) -> tuple[TokenEntry, ...]:
+    """The entries of one rollout's rows, in the rows' order.
+
+    Raises:
+        CorruptCaptureError: a prefix pointer leads nowhere, a sequence does not match its digest,
+            or other content cannot be read; the message names the call.
+        InvalidEntryError: a record is newer than this release.
+    """
+    rows = list(rows)
+    for row in rows:
+        _refuse_newer(rollout_id, row)
+    sequences = _Sequences(rollout_id, {row["model_call_id"]: row for row in rows})
+    entries = []
+    for row in rows:
+        try:
+            entries.append(_unpack(rollout_id, row, *sequences.of(row["model_call_id"])))
+        except (ValueError, zlib.error) as error:
+            raise _damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
+    return tuple(entries)
+
+
+def _unpack(rollout_id: str, row: Mapping[str, Any], prompt: TokenIds, generation: TokenIds) -> TokenEntry:
+    fields = {
+        **orjson.loads(row["extras"]),
+        **orjson.loads(row["content"]),
+        "schema_version": row["schema_version"],
+        "rollout_id": rollout_id,
+        "model_call_id": row["model_call_id"],
+        "model": row["model"],
+        "finish_reason": row["finish_reason"],
+        "created_at": row["created_at"],
+        "prompt_token_ids": prompt,
+        "generation_token_ids": generation,
+        "generation_log_probs": LogProbs.from_bytes(row["log_probs"]),
+    }
+    if row["routed_experts"] is not None:
+        fields["routed_experts"] = orjson.loads(zlib.decompress(row["routed_experts"]))
+    return TokenEntry.model_validate(fields)
+
+
+def _refuse_newer(rollout_id: str, row: Mapping[str, Any]) -> None:
+    if row["schema_version"] > TOKEN_ENTRY_RECORD_SCHEMA_VERSION:
+        raise InvalidEntryError(
+            f"call {row['model_call_id']!r} of rollout {rollout_id!r} is a record of version "
+            f"{row['schema_version']}, and this release reads up to {TOKEN_ENTRY_RECORD_SCHEMA_VERSION}: "
+            "upgrade token-id-capture"
+        )
+
+
+class _Sequences:
+    """Joins the stored parts of a rollout's calls, and checks them."""
+
+    def __init__(self, rollout_id: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._rollout_id = rollout_id
+        self._rows = rows
+        self._parts: dict[str, tuple[TokenIds, TokenIds]] = {}
+        self._check_digests()
+        # Longest first: a chain's last call lays the buffer that its earlier calls are views of.
+        for call_id in sorted(rows, key=lambda call_id: -rows[call_id]["sequence_length"]):
+            if call_id not in self._parts:
+                self._lay(call_id)
+
+    def of(self, call_id: str) -> tuple[TokenIds, TokenIds]:
+        """The prompt and the generation of a call."""
+        return self._parts[call_id]
+
+    def _lay(self, call_id: str) -> None:
+        path: list[str] = []
+        current: str | None = call_id
+        while current is not None and current not in self._parts:
+            path.append(current)
+            current = self._rows[current]["prefix_call_id"]
+        if current is None:
+            self._lay_chain(path)
+        else:
+            self._lay_branch(current, path)
+
+    def _lay_chain(self, path: list[str]) -> None:
+        pieces: list[bytes] = []
+        for step in reversed(path):
+            pieces += (self._rows[step]["prompt_suffix"], self._rows[step]["generation"])
+        whole = TokenIds.from_bytes(b"".join(pieces))
+        for step in path:
+            middle, end = self._rows[step]["prompt_length"], self._rows[step]["sequence_length"]
+            self._parts[step] = whole[:middle], whole[middle:end]
+
+    def _lay_branch(self, stem: str, path: list[str]) -> None:
+        # A branch, such as a retry that nobody continued, shares its stem's buffer and is copied
+        # only if somebody reads its prompt: with many branches the copies would add up.
+        prefix = TokenIds.joined(*self._parts[stem])
+        for step in reversed(path):
+            suffix, generation = self._rows[step]["prompt_suffix"], self._rows[step]["generation"]
+            parts = TokenIds.joined(prefix, TokenIds.from_bytes(suffix)), TokenIds.from_bytes(generation)
+            self._parts[step] = parts
+            prefix = TokenIds.joined(*parts)
+
+    def _check_digests(self) -> None:
+        states: dict[str, _Hash] = {}
+        # A prefix always has a generation, so its prompt is shorter than that of a call it is part of.
+        for call_id, row in sorted(self._rows.items(), key=lambda item: item[1]["prompt_length"]):
+            prefix_id, prefix_length = row["prefix_call_id"], row["prefix_length"]
+            if prefix_id is None:
+                state = hashlib.sha256()
+            elif prefix_id not in states or self._rows[prefix_id]["sequence_length"] != prefix_length:
+                raise _damaged(
+                    self._rollout_id, call_id, f"its prompt continues call {prefix_id!r}, which is not stored so"
+                )
+            else:
+                state = states[prefix_id].copy()
+            state.update(row["prompt_suffix"])
+            state.update(row["generation"])
+            lengths = (len(row["prompt_suffix"]) // 4 + prefix_length, len(row["generation"]) // 4)
+            if state.digest() != row["sequence_digest"] or lengths != (row["prompt_length"], row["generation_length"]):
+                raise _damaged(self._rollout_id, call_id, "its tokens do not match the digest stored with them")
+            states[call_id] = state
+
+
+def _damaged(rollout_id: str, call_id: str, what: str) -> CorruptCaptureError:
+    return CorruptCaptureError(
+        f"call {call_id!r} of rollout {rollout_id!r} is damaged: {what}. "
+        "Do not train on this rollout; run tokcap verify on the database."
+    )
+
+
+def _little_endian(tokens: TokenIds) -> bytes | memoryview:
+    return tokens.buffer() if _NATIVE_IS_LITTLE else tokens.tobytes()
+
+
+_NATIVE_IS_LITTLE = sys.byteorder == "little"
+
+
+def _extras(entry: TokenEntry) -> dict[str, Any]:
+    extras = {name: value for name in _EXTRA_FIELDS if (value := getattr(entry, name)) is not None}
+    if entry.model_extra:
+        extras.update(entry.model_extra)
+    return extras
+
+
+def _json(entry: TokenEntry, value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise InvalidEntryError(
+            f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} holds a value that is no JSON: {error}"
+        ) from error

@@ -1,0 +1,63 @@
+"""Who this process is: the row in ``writers`` that its calls are attributed to."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from sqlalchemy import Connection, bindparam, update
+from sqlalchemy.dialects.sqlite import insert
+
+from token_id_capture.store.schema import writers
+
+LAST_SEEN_SECONDS: Final = 10.0
+
+_REGISTER = insert(writers).on_conflict_do_nothing()
+_SEEN = update(writers).where(writers.c.writer_id == bindparam("this_writer")).values(last_seen_at=bindparam("seen_at"))
+
+
+@dataclass(slots=True)
+class ProcessIdentity:
+    """A process on a machine since its latest boot: a pid alone is used again."""
+
+    writer_id: str
+    pid: int
+    host: str
+    boot_id: str
+    started_at: float
+    _seen_at: float = field(default=0.0, repr=False)
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """A new identity; each opened store of a process has its own."""
+        return cls(uuid.uuid4().hex, os.getpid(), socket.gethostname(), boot_id(), time.time())
+
+    def register(self, connection: Connection, now: float, *, known: bool) -> bool:
+        """Insert or refresh the row inside the current transaction; True, for the next call."""
+        if not known:
+            values = {
+                "writer_id": self.writer_id,
+                "pid": self.pid,
+                "host": self.host,
+                "boot_id": self.boot_id,
+                "started_at": self.started_at,
+                "last_seen_at": now,
+            }
+            connection.execute(_REGISTER, values)
+        if not known or now - self._seen_at > LAST_SEEN_SECONDS:
+            connection.execute(_SEEN, {"this_writer": self.writer_id, "seen_at": now})
+            self._seen_at = now
+        return True
+
+
+def boot_id() -> str:
+    """An id of the machine's latest boot, empty where the system tells none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

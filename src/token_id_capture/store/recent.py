@@ -1,0 +1,67 @@
+"""The latest sequences of the rollouts that this process is writing, so that the usual prefix test
+is a ``memcmp`` and the usual digest reads only new tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from token_id_capture.store.codec import KnownSequence, PackedEntry
+from token_id_capture.tokens import TokenIds
+
+_BYTES_PER_TOKEN: Final = 4
+_SEQUENCES_PER_ROLLOUT: Final = 4
+
+
+class RecentSequences:
+    """A bounded, least-recently-used map from a rollout to its latest stored sequences.
+
+    It is a shortcut and never the truth: the writer checks that the rollout is still the same
+    incarnation before it believes a pointer. Safe to use from several threads.
+    """
+
+    def __init__(self, capacity: int = 32 * 2**20) -> None:
+        """``capacity`` is in bytes of tokens."""
+        self._capacity = capacity
+        self._held = 0
+        self._rollouts: OrderedDict[str, tuple[str, list[KnownSequence]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prefix_of(self, rollout_id: str, prompt: TokenIds) -> tuple[str, KnownSequence] | None:
+        """The rollout's incarnation and the longest remembered sequence that ``prompt`` continues."""
+        with self._lock:
+            known = self._rollouts.get(rollout_id)
+            if known is None:
+                return None
+            self._rollouts.move_to_end(rollout_id)
+            incarnation, sequences = known[0], list(known[1])
+        matching = [sequence for sequence in sequences if sequence.is_prefix_of(prompt)]
+        return (incarnation, max(matching, key=len)) if matching else None
+
+    def remember(self, incarnation: str, packed: PackedEntry) -> None:
+        """Add a call that is stored now."""
+        if not packed.generation:
+            return
+        sequence = KnownSequence(packed.model_call_id, packed.prompt, packed.generation, packed.digest_state)
+        with self._lock:
+            held_incarnation, sequences = self._rollouts.pop(packed.rollout_id, (incarnation, []))
+            self._held -= _size(sequences)
+            if held_incarnation != incarnation:
+                sequences = []
+            sequences = [*sequences, sequence][-_SEQUENCES_PER_ROLLOUT:]
+            self._rollouts[packed.rollout_id] = incarnation, sequences
+            self._held += _size(sequences)
+            while self._held > self._capacity and len(self._rollouts) > 1:
+                self._held -= _size(self._rollouts.popitem(last=False)[1][1])
+
+    def forget(self, rollout_id: str) -> None:
+        """Drop what is remembered of a rollout that is frozen or gone."""
+        with self._lock:
+            known = self._rollouts.pop(rollout_id, None)
+            if known is not None:
+                self._held -= _size(known[1])
+
+
+def _size(sequences: list[KnownSequence]) -> int:
+    return _BYTES_PER_TOKEN * sum(map(len, sequences))

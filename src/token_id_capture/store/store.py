@@ -1,0 +1,320 @@
+"""``TokenCaptureStore``: the sink, the source and the evidence, in one file that processes share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from token_id_capture import reasons
+from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
+from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.records import TokenEntry, validate_rollout_id
+from token_id_capture.store import queries, retirement, snapshot, writes
+from token_id_capture.store.codec import pack, unpack_rollout
+from token_id_capture.store.engine import reading_engine, translated
+from token_id_capture.store.location import database_path
+from token_id_capture.store.migrate import file_revision, refuse_newer
+from token_id_capture.store.opening import missing
+from token_id_capture.store.recent import RecentSequences
+from token_id_capture.store.schema import HEAD_REVISION
+from token_id_capture.store.writer import Batch, Job, Operation, Writer, one_by_one
+
+_MARK: Final = one_by_one(writes.mark_incomplete)
+_FREEZE: Final = one_by_one(snapshot.freeze)
+_OUTCOME: Final = one_by_one(snapshot.record_outcome)
+_DROP: Final = one_by_one(retirement.drop)
+_REMOVE: Final = one_by_one(retirement.remove)
+_SWEEP: Final = one_by_one(retirement.sweep_retired)
+
+# Calls whose begin and put lie in this process; beyond it the oldest are forgotten, and with them
+# only the check that their rollout was not deleted in between.
+_REMEMBERED_CALLS: Final = 65_536
+
+# What a forked child inherits is kept alive here: closing it would disturb the parent's database.
+_inherited: list[Any] = []
+
+
+class TokenCaptureStore:
+    """Captured tokens in one SQLite file that several processes of one machine write at once.
+
+    It is a ``TokenSink`` with call intents and a ``TokenSource`` with outcomes; ``protocols`` says
+    what its methods promise. Nothing is opened before the first use, and each process opens for
+    itself, also after ``fork``. Use it as ``async with TokenCaptureStore(path) as store``, or close
+    it.
+
+    Args:
+        database: a directory (the file in it is ``token_captures.db``), a file, or an SQLite URL of
+            SQLAlchemy.
+        create: whether a missing file is created.
+
+    Raises:
+        UnusableDatabaseError, and what is below it: on first use, if the file cannot be used.
+    """
+
+    def __init__(self, database: str | Path, *, create: bool = True) -> None:
+        self._path = database_path(database)
+        self._create = create
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._writer: Writer | None = None
+        self._reader: AsyncEngine | None = None
+        self._recent = RecentSequences()
+        self._begun: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    @property
+    def database(self) -> Path:
+        """The absolute path of the database file."""
+        return self._path
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        writer = getattr(self, "_writer", None)
+        if writer is not None and writer.alive and self._pid == os.getpid():
+            unclosed = f"unclosed TokenCaptureStore({str(self._path)!r})"
+            warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=self)
+            writer.end()
+
+    async def open(self) -> None:
+        """Open now instead of on first use: create the file if need be, and bring it up to date."""
+        await self._write(_NOTHING, None)
+
+    async def close(self) -> None:
+        """Finish what waits, then close. Idempotent; nothing that was acknowledged is lost."""
+        self._closed = True
+        if self._pid != os.getpid():
+            self._forget_inherited()
+        writer, self._writer = self._writer, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.dispose()
+        if writer is not None:
+            await writer.close()
+
+    # The sink
+
+    async def put(self, entry: TokenEntry) -> None:
+        """Store one call; durable and visible to every process when this returns."""
+        self._check_process()
+        entry = _validated(entry)
+        known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
+        packed = pack(entry, known[1] if known else None)
+        begun = self._begun.pop((entry.rollout_id, entry.model_call_id), None)
+        incarnation = await self._write(
+            writes.put_entries, writes.Put(packed, known[0] if known else None, begun), packed.size
+        )
+        self._recent.remember(incarnation, packed)
+
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
+        """Flag the rollout; ``reason`` may go on with ``": "`` and particulars."""
+        code, detail = reasons.split_reason(reason or reasons.UNSPECIFIED)
+        await self._write(_MARK, writes.Mark(validate_rollout_id(rollout_id), model_call_id, code, detail))
+
+    async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
+        """Record that a call is about to be dispatched."""
+        call = writes.Call(validate_rollout_id(rollout_id), _call_id(model_call_id))
+        incarnation = await self._write(writes.begin_calls, call)
+        self._begun[rollout_id, model_call_id] = incarnation
+        if len(self._begun) > _REMEMBERED_CALLS:
+            self._begun.popitem(last=False)
+
+    async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
+        """End the intent of a call that the engine refused before it generated anything."""
+        self._begun.pop((rollout_id, model_call_id), None)
+        await self._write(writes.refuse_calls, writes.Call(validate_rollout_id(rollout_id), model_call_id, detail))
+
+    # The source
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        """Close the rollout for writing and return its snapshot."""
+        head: snapshot.SnapshotHead | None = await self._write(_FREEZE, validate_rollout_id(rollout_id))
+        self._recent.forget(rollout_id)
+        if head is None:
+            return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
+        async with self._reading() as connection:
+            rows = await queries.snapshot_rows(connection, head.snapshot_id, head.version)
+        if not rows and await self._is_gone(head):
+            raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
+        entries = await asyncio.to_thread(unpack_rollout, rollout_id, rows)
+        return TokenCaptureSnapshot(rollout_id, entries, head.incomplete, head.snapshot_id, head.version)
+
+    async def _is_gone(self, head: snapshot.SnapshotHead) -> bool:
+        async with self._reading() as connection:
+            return not await queries.snapshot_exists(connection, head.snapshot_id, head.version)
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        """Delete the rollout if exactly this snapshot is its latest state."""
+        dropped: bool = await self._write(_DROP, retirement.Drop(validate_rollout_id(rollout_id), snapshot_id, version))
+        return dropped
+
+    async def record_outcome(
+        self,
+        snapshot_id: str,
+        version: int,
+        outcome: str,
+        reason: str = "",
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a consumer's verdict on a snapshot."""
+        if outcome not in snapshot.OUTCOMES:
+            raise ValueError(f"unknown outcome {outcome!r}: it is one of {', '.join(snapshot.OUTCOMES)}")
+        details = orjson.dumps(dict(metrics or {}), option=orjson.OPT_SORT_KEYS).decode()
+        await self._write(_OUTCOME, snapshot.Outcome(snapshot_id, version, outcome, reason, details))
+
+    # Administration
+
+    async def retire(self, rollout_ids: Iterable[str]) -> retirement.Changed:
+        """Delete rollouts whatever their state, and fence their ids against late writers.
+
+        Returns:
+            ``{"removed": [...], "absent": [...]}``; repeating it removes nothing.
+
+        Raises:
+            TypeError: a bare string.
+            ValueError: an id is invalid; then nothing was changed.
+        """
+        return await self._remove(rollout_ids, keep_fence=True)
+
+    async def delete(self, rollout_ids: Iterable[str]) -> retirement.Changed:
+        """Delete rollouts whatever their state, and their fence too: before an id is used again.
+
+        Returns and raises as ``retire`` does.
+        """
+        return await self._remove(rollout_ids, keep_fence=False)
+
+    async def _remove(self, rollout_ids: Iterable[str], *, keep_fence: bool) -> retirement.Changed:
+        if isinstance(rollout_ids, str | bytes):
+            raise TypeError("rollout_ids must be a collection of ids, not one string")
+        wanted = tuple(dict.fromkeys(validate_rollout_id(rollout_id) for rollout_id in rollout_ids))
+        changed: retirement.Changed = await self._write(_REMOVE, retirement.Removal(wanted, keep_fence))
+        for rollout_id in wanted:
+            self._recent.forget(rollout_id)
+        return changed
+
+    async def sweep_retired(self, older_than_seconds: float) -> int:
+        """Remove the tombstones of rollouts retired longer ago than this; returns how many."""
+        swept: int = await self._write(_SWEEP, older_than_seconds)
+        return swept
+
+    # Reading
+
+    async def read_entries(self, rollout_id: str) -> tuple[TokenEntry, ...]:
+        """The entries stored so far, in the order of their storing; empty if there are none.
+
+        Raises:
+            CorruptCaptureError: stored tokens do not match their digest.
+        """
+        async with self._reading() as connection:
+            rows = await queries.entry_rows(connection, validate_rollout_id(rollout_id))
+        return await asyncio.to_thread(unpack_rollout, rollout_id, rows)
+
+    async def list_rollouts(self, after: str = "", limit: int = 50) -> list[queries.RolloutSummary]:
+        """A page of rollouts in the order of their ids, beginning behind ``after``."""
+        async with self._reading() as connection:
+            return await queries.list_rollouts(connection, after, limit)
+
+    async def describe_rollout(self, rollout_id: str) -> queries.RolloutDetail:
+        """All that is stored about one rollout, but for tokens.
+
+        Raises:
+            UnknownRolloutError: there is no row of it.
+        """
+        async with self._reading() as connection:
+            return await queries.describe_rollout(connection, validate_rollout_id(rollout_id))
+
+    # Connections
+
+    async def _write(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
+        return await self._live_writer().submit(operation, payload, size)
+
+    def _live_writer(self) -> Writer:
+        self._check_process()
+        if self._writer is None or not self._writer.alive:
+            self._writer = Writer(self._path, create=self._create)
+            self._writer.start()
+        return self._writer
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            self._forget_inherited()
+        if self._closed:
+            raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
+
+    def _forget_inherited(self) -> None:
+        _inherited.append((self._writer, self._reader))
+        self._reset()
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            engine = await self._live_reader()
+            async with engine.connect() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise translated(error, self._path) or error from error
+
+    async def _live_reader(self) -> AsyncEngine:
+        self._check_process()
+        if self._reader is None:
+            if self._writer is None:
+                await self._prepare_for_reading()
+            self._reader = reading_engine(self._path)
+        return self._reader
+
+    async def _prepare_for_reading(self) -> None:
+        # A file that is up to date is read without taking the gate.
+        if not self._path.exists() and not self._create:
+            raise missing(self._path)
+        try:
+            revision = file_revision(self._path) if self._path.exists() else None
+        except Exception as error:
+            raise translated(error, self._path) or error from error
+        refuse_newer(revision, self._path)
+        if revision != HEAD_REVISION:
+            await self.open()
+
+
+def _nothing(batch: Batch, jobs: list[Job]) -> None:
+    """The job that only waits until the database is open."""
+
+
+_NOTHING: Final[Operation] = _nothing
+
+
+def _validated(entry: TokenEntry) -> TokenEntry:
+    # model_copy(update=...) and assignments go past validation; what they leave must not be stored.
+    if not isinstance(entry, TokenEntry):
+        raise TypeError(f"put takes a TokenEntry, not {type(entry).__name__}")
+    try:
+        return TokenEntry.model_validate(dict(entry))
+    except ValueError as error:
+        raise InvalidEntryError(
+            f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} cannot be stored: {error}"
+        ) from error
+
+
+def _call_id(model_call_id: str) -> str:
+    if not isinstance(model_call_id, str) or not 1 <= len(model_call_id) <= 200:
+        raise ValueError(f"invalid model call id {model_call_id!r}: use a text of 1 to 200 characters")
+    return model_call_id

@@ -1,0 +1,393 @@
+"""The one thread of a process that writes: it commits what waits in groups, behind the gate.
+
+A job waits in a bounded queue. The thread takes the gate first and drains the queue only then, so
+the wait for the gate is what collects a group, and no timer is needed. One transaction serves all
+jobs of a group, one fsync makes them durable, and one wake-up a loop tells their callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine
+
+from token_id_capture.errors import StoreClosedError, StoreError, TokenCaptureError
+from token_id_capture.store.engine import is_input_output_error, translated
+from token_id_capture.store.gate import Gate
+from token_id_capture.store.opening import open_for_writing
+from token_id_capture.store.process import ProcessIdentity
+from token_id_capture.store.warnings import PinnedWalWarning, warn
+
+logger = logging.getLogger(__name__)
+
+GROUP_ROWS: Final = 128
+GROUP_BYTES: Final = 16 * 2**20
+QUEUE_BYTES: Final = 64 * 2**20
+CHECKPOINT_BYTES: Final = 64 * 2**20
+TRUNCATE_BYTES: Final = 256 * 2**20
+IDLE_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class Batch:
+    """What an operation needs of the group that it is part of."""
+
+    connection: Connection
+    writer_id: str
+    now: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One thing to do, and who waits for it."""
+
+    operation: Operation
+    payload: Any
+    size: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+Operation = Callable[[Batch, list[Job]], None]
+
+
+def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
+    """An operation that handles each job by itself: ``work(batch, payload)`` gives its result.
+
+    An error of this package is the job's answer, and what ``work`` wrote before it is committed.
+    """
+
+    def operation(batch: Batch, jobs: list[Job]) -> None:
+        for job in jobs:
+            try:
+                job.result = work(batch, job.payload)
+            except TokenCaptureError as error:
+                job.error = error
+
+    return operation
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The waiting jobs, bounded in bytes."""
+
+    capacity: int
+    jobs: deque[Job] = field(default_factory=deque)
+    held: int = 0
+    closing: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list)
+
+    def offer(self, job: Job) -> asyncio.Future[None] | None:
+        """Append the job; or, if there is no room, a future that ends when there may be."""
+        with self.changed:
+            if self.closing:
+                raise StoreClosedError("the store is closed: open a new one to go on")
+            if self.jobs and self.held + job.size > self.capacity:
+                room: asyncio.Future[None] = job.loop.create_future()
+                self.waiters.append((job.loop, room))
+                return room
+            self.jobs.append(job)
+            self.held += job.size
+            self.changed.notify()
+            return None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for a job (True), for the end (False), or for the timeout (True, and no job)."""
+        with self.changed:
+            if not self.jobs and not self.closing:
+                self.changed.wait(timeout)
+            return bool(self.jobs) or not self.closing
+
+    def take(self) -> list[Job]:
+        """Remove the next group."""
+        group: list[Job] = []
+        size = 0
+        with self.changed:
+            while self.jobs and len(group) < GROUP_ROWS and (not group or size + self.jobs[0].size <= GROUP_BYTES):
+                job = self.jobs.popleft()
+                group.append(job)
+                size += job.size
+            self.held -= size
+            woken, self.waiters = self.waiters, []
+        for loop, room in woken:
+            _call(loop, _end, [room])
+        return group
+
+    def close(self) -> None:
+        with self.changed:
+            self.closing = True
+            woken, self.waiters = self.waiters, []
+            self.changed.notify()
+        for loop, room in woken:
+            _call(loop, _end, [room])
+
+
+class Writer:
+    """Owns the writing connection of one process to one database."""
+
+    def __init__(self, path: Path, *, create: bool, queue_bytes: int = QUEUE_BYTES) -> None:
+        self._path = path
+        self._create = create
+        self._queue = _Queue(queue_bytes)
+        self._identity = ProcessIdentity.of_this_process()
+        self._gate = Gate(path)
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._registered = False
+        self._pinned = False
+        self._dirty = False
+        # Daemonic: a process that forgets to close still ends, and what was acknowledged is on disk.
+        self._thread = threading.Thread(target=self._run, name=f"tokcap-writer {path.name}", daemon=True)
+        self._ended = threading.Event()
+        self.failure: BaseException | None = None
+
+    @property
+    def writer_id(self) -> str:
+        """The id of this process's row in ``writers``."""
+        return self._identity.writer_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are still taken."""
+        return not self._ended.is_set() and not self._queue.closing
+
+    def start(self) -> None:
+        """Start the thread; it opens the database itself, and fails the waiting jobs if it can't."""
+        self._thread.start()
+
+    async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
+        """Do this behind the gate and return its result once that is durable.
+
+        A caller that is cancelled gives up waiting; the job is still done.
+
+        Raises:
+            StoreClosedError: the writer ended.
+            StoreError, or what the operation raises.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        future.add_done_callback(_retrieve)
+        job = Job(operation, payload, size, loop, future)
+        while (room := self._queue.offer(job)) is not None:
+            await room
+        return await asyncio.shield(future)
+
+    def end(self) -> None:
+        """Take no more jobs; the thread finishes what waits and ends."""
+        self._queue.close()
+
+    async def close(self) -> None:
+        """Finish what waits, then end. Idempotent."""
+        self.end()
+        if self._thread.ident is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self._queue.wait(IDLE_SECONDS if self._dirty else None):
+                with self._gate:
+                    group = self._queue.take()
+                    if group:
+                        self._commit_or_recover(group)
+                _resolve(group)
+                self._checkpoint(idle=not group)
+        except BaseException as error:
+            self.failure = translated(error, self._path) or error
+            logger.error("the writer of %s ended: %s", self._path, self.failure)
+        finally:
+            self._shut()
+
+    def _open(self) -> None:
+        self._engine = open_for_writing(self._path, self._gate, create=self._create)
+        self._connection = self._engine.connect()
+
+    def _shut(self) -> None:
+        self._queue.close()
+        self._ended.set()
+        self._refuse_rest()
+        with contextlib.suppress(Exception):
+            if self._connection is not None:
+                with self._gate:
+                    self._run_checkpoint("TRUNCATE")
+                    self._drop_connection()
+        self._gate.close()
+
+    def _drop_connection(self) -> None:
+        connection, engine = self._connection, self._engine
+        self._connection = self._engine = None
+        with contextlib.suppress(Exception):
+            if connection is not None:
+                connection.close()
+        if engine is not None:
+            engine.dispose()
+
+    def _refuse_rest(self) -> None:
+        while group := self._queue.take():
+            for job in group:
+                job.error = self.failure or StoreClosedError("the store is closed: open a new one to go on")
+            _resolve(group)
+
+    def _commit_or_recover(self, group: list[Job]) -> None:
+        try:
+            self._commit(group)
+        except Exception as error:
+            if is_input_output_error(error):
+                self._recover(group, error)
+            else:
+                self._fail(group, error)
+
+    def _recover(self, group: list[Job], error: Exception) -> None:
+        """After an I/O error nobody knows whether the commit is on disk: look, and do it again.
+
+        Every operation may be repeated, as it is idempotent or only adds a mark.
+        """
+        logger.error("I/O error while committing to %s; reopening it (%s)", self._path, error)
+        self._drop_connection()
+        try:
+            self._engine = open_for_writing(self._path, self._gate, create=False, gate_held=True)
+            self._connection = self._engine.connect()
+            answer = self._raw("PRAGMA quick_check(1)")
+            if answer != ("ok",):
+                raise StoreError(f"{self._path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
+            self._registered = False
+            for job in group:
+                job.result = job.error = None
+            self._commit(group)
+        except Exception as second:
+            self._fail(group, second)
+            raise
+
+    def _fail(self, group: list[Job], error: Exception) -> None:
+        problem = translated(error, self._path) or error
+        for job in group:
+            job.result, job.error = None, problem
+
+    def _commit(self, group: list[Job]) -> None:
+        connection = self._connection
+        assert connection is not None
+        transaction = connection.begin()
+        try:
+            batch = Batch(connection, self._identity.writer_id, time.time())
+            self._registered = self._identity.register(connection, batch.now, known=self._registered)
+            for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
+                self._apply(batch, operation, list(jobs))
+            transaction.commit()
+            self._dirty = True
+        except BaseException:
+            self._registered = False
+            # SQLite may have rolled back by itself, as it does on a full disk.
+            with contextlib.suppress(Exception):
+                transaction.rollback()
+            raise
+
+    def _apply(self, batch: Batch, operation: Operation, jobs: list[Job]) -> None:
+        """Run one operation on its jobs; a job that fails is taken out, its neighbours are kept."""
+        savepoint = batch.connection.begin_nested()
+        try:
+            operation(batch, jobs)
+        except Exception as error:
+            if is_input_output_error(error) or not self._in_transaction():
+                raise
+            savepoint.rollback()
+            problem = translated(error, self._path) or error
+            for job in jobs:
+                job.result, job.error = None, problem if len(jobs) == 1 else None
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._apply(batch, operation, [job])
+        else:
+            savepoint.commit()
+
+    def _in_transaction(self) -> bool:
+        assert self._connection is not None
+        return bool(self._connection.connection.driver_connection.in_transaction)  # type: ignore[union-attr]
+
+    def _raw(self, statement: str) -> Any:
+        # Past SQLAlchemy, which would begin a transaction first.
+        assert self._connection is not None
+        driver: Any = self._connection.connection.driver_connection
+        return driver.execute(statement).fetchone()
+
+    def _checkpoint(self, *, idle: bool) -> None:
+        size = self.wal_bytes()
+        if size > TRUNCATE_BYTES or (idle and self._dirty and size > 0):
+            with self._gate:
+                self._run_checkpoint("TRUNCATE")
+            self._dirty = False
+        elif size > CHECKPOINT_BYTES:
+            with self._gate:
+                self._run_checkpoint("PASSIVE")
+
+    def _run_checkpoint(self, mode: str) -> None:
+        # Without waiting: readers may hold the log for long, and the gate must not be kept from others.
+        self._raw("PRAGMA busy_timeout = 0")
+        try:
+            busy, pages, done = self._raw(f"PRAGMA wal_checkpoint({mode})")
+        finally:
+            self._raw("PRAGMA busy_timeout = 10000")
+        pinned = bool(busy) or done < pages
+        if pinned and not self._pinned and self.wal_bytes() > CHECKPOINT_BYTES:
+            warn(
+                f"{self._path}-wal has grown to {self.wal_bytes():,} bytes: a reader pins the WAL. "
+                "Find the process that keeps a transaction open on this database, and end it.",
+                PinnedWalWarning,
+            )
+        self._pinned = pinned
+
+    def wal_bytes(self) -> int:
+        """The size of the write-ahead log in bytes."""
+        try:
+            return os.stat(f"{self._path}-wal").st_size
+        except OSError:
+            return 0
+
+
+def _resolve(jobs: list[Job]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, of_loop in by_loop.items():
+        _call(loop, _finish, of_loop)
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], argument: Any) -> None:
+    # A loop that was closed meanwhile has nobody left to tell.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, argument)
+
+
+def _finish(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
+
+
+def _end(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    # A caller that was cancelled never asks; without this the loop would complain in its place.
+    if not future.cancelled():
+        future.exception()
