@@ -1,0 +1,128 @@
+"""The two builders, and how retries are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from token_id_capture.builder.call_forest import CallForest, LinkedCall
+from token_id_capture.builder.chains import MAIN_CHAIN, BuildNotes, BuildOutput, Chain, ChainLink
+from token_id_capture.errors import ConfigurationError, ConflictingEntryError
+from token_id_capture.records import TokenEntry
+from token_id_capture.tokens import TokenIds
+
+ABORTED: Final = "abort"
+"""The ``finish_reason`` of a call that the engine cut off: sampled, but no whole answer."""
+
+
+def prefix_merging(entries: Iterable[TokenEntry]) -> BuildOutput:
+    """Join calls whose prompts continue earlier calls; see CallForest for how a parent is found.
+
+    Of several answers to one prompt the one that a later call continues is kept and the others are
+    quarantined. Where none is continued, nobody knows which answer was used: all are named in
+    ``unresolved_retries``, and the first one stands in for them.
+
+    Raises:
+        ConflictingEntryError: one call id came with two different payloads.
+    """
+    ordered, empty = _in_builder_order(entries)
+    forest = CallForest()
+    for entry in ordered:
+        forest.add(entry)
+    quarantined, unresolved = _resolve_retries(forest)
+    leaves = [call for call in forest.calls if not call.children and call.order not in quarantined]
+    paths = sorted((leaf.path() for leaf in leaves), key=_earliest_root)
+    chains = [
+        Chain(f"branch-{number}" if number else MAIN_CHAIN, [call.link for call in path], path[0].prompt)
+        for number, path in enumerate(paths)
+    ]
+    main = [link.entry for link in chains[0].links] if chains else []
+    notes = BuildNotes(
+        builder="prefix_merging",
+        roots=sum(parent is None for parent, _ in forest.groups),
+        chains=len(chains),
+        unresolved_retries=[forest.calls[order].call_id for order in unresolved],
+        empty_generation_calls=empty,
+        copied_calls=forest.copies,
+        aborted_calls=_aborted(main),
+        divergences=forest.divergences,
+    )
+    notes.count_tokens(captured=(call.entry for call in forest.calls), delivered=main)
+    return BuildOutput(chains, [forest.calls[order].call_id for order in sorted(quarantined)], notes)
+
+
+def per_request(entries: Iterable[TokenEntry]) -> BuildOutput:
+    """One sequence a call, for export: nothing is joined, and no chain is the main one.
+
+    Raises:
+        ConflictingEntryError: one call id came with two different payloads.
+    """
+    ordered, empty = _in_builder_order(entries)
+    chains = [
+        Chain(f"request-{number}", [ChainLink(entry, TokenIds())], entry.prompt_token_ids)
+        for number, entry in enumerate(ordered)
+    ]
+    notes = BuildNotes(
+        builder="per_request",
+        roots=len(chains),
+        chains=len(chains),
+        empty_generation_calls=empty,
+        aborted_calls=_aborted(ordered),
+    )
+    notes.count_tokens(captured=ordered, delivered=ordered)
+    return BuildOutput(chains, [], notes)
+
+
+_BUILDERS: Final[dict[str, Callable[[Iterable[TokenEntry]], BuildOutput]]] = {
+    "per_request": per_request,
+    "prefix_merging": prefix_merging,
+}
+
+
+def run_builder(entries: Iterable[TokenEntry], builder: str = "prefix_merging") -> BuildOutput:
+    """Build with the named builder.
+
+    Raises:
+        ConfigurationError: no builder has this name.
+        ConflictingEntryError: one call id came with two different payloads.
+    """
+    if builder not in _BUILDERS:
+        raise ConfigurationError(f"unknown builder {builder!r}: use one of {', '.join(sorted(_BUILDERS))}")
+    return _BUILDERS[builder](entries)
+
+
+def _in_builder_order(entries: Iterable[TokenEntry]) -> tuple[list[TokenEntry], list[str]]:
+    """Calls by prompt length, then call id, each once; and the ids of those that generated nothing."""
+    by_id: dict[str, TokenEntry] = {}
+    for entry in entries:
+        known = by_id.setdefault(entry.model_call_id, entry)
+        if known is not entry and (
+            known.prompt_token_ids != entry.prompt_token_ids or known.generation_token_ids != entry.generation_token_ids
+        ):
+            raise ConflictingEntryError(entry.rollout_id, entry.model_call_id)
+    ordered = sorted(by_id.values(), key=lambda entry: (len(entry.prompt_token_ids), entry.model_call_id))
+    empty = [entry.model_call_id for entry in ordered if not entry.generation_token_ids]
+    return [entry for entry in ordered if entry.generation_token_ids], empty
+
+
+def _resolve_retries(forest: CallForest) -> tuple[set[int], list[int]]:
+    """The calls to leave out, and those among which nothing decides."""
+    quarantined: set[int] = set()
+    unresolved: list[int] = []
+    for group in forest.groups.values():
+        calls = list(group.values())
+        kept = [call.order for call in calls if call.children]
+        if len(calls) > 1 and not kept:
+            kept = [calls[0].order]
+            unresolved += [call.order for call in calls]
+        if len(calls) > 1:
+            quarantined.update(call.order for call in calls if call.order not in kept)
+    return quarantined, sorted(unresolved)
+
+
+def _earliest_root(path: list[LinkedCall]) -> tuple[float, str]:
+    return path[0].entry.created_at, path[0].call_id
+
+
+def _aborted(entries: Iterable[TokenEntry]) -> list[str]:
+    return [entry.model_call_id for entry in entries if entry.finish_reason == ABORTED]
