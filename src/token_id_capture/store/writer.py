@@ -182,8 +182,12 @@ class Writer:
         future = loop.create_future()
         future.add_done_callback(_retrieve)
         job = Job(operation, payload, size, loop, future)
-        while (room := self._queue.offer(job)) is not None:
-            await room
+        try:
+            while (room := self._queue.offer(job)) is not None:
+                await room
+        except StoreClosedError as closed:
+            # A writer that ended by itself, say because the file cannot be opened, says why.
+            raise self.failure or closed from None
         return await asyncio.shield(future)
 
     def end(self) -> None:
@@ -208,7 +212,8 @@ class Writer:
                 self._checkpoint(idle=not group)
         except BaseException as error:
             self.failure = translated(error, self._path) or error
-            logger.error("the writer of %s ended: %s", self._path, self.failure)
+            if self._connection is not None:
+                logger.error("the writer of %s ended: %s", self._path, self.failure)
         finally:
             self._shut()
 
