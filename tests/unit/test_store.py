@@ -15,6 +15,7 @@ from token_id_capture.errors import (
     NewerSchemaError,
     RolloutFrozenError,
     RolloutRetiredError,
+    StorageFullError,
     StoreClosedError,
     UnknownRolloutError,
     UnusableDatabaseError,
@@ -38,6 +39,11 @@ def call(call_id: str, prompt: list[int], generation: list[int], rollout_id: str
         generation_log_probs=[-0.5 - index for index in range(len(generation))],
         **fields,
     )
+
+
+async def outcome_of(work) -> type[BaseException] | None:
+    [result] = await asyncio.gather(work, return_exceptions=True)
+    return None if result is None else type(result)
 
 
 def rows(store: TokenCaptureStore, statement: str, *parameters) -> list[tuple]:
@@ -319,7 +325,9 @@ async def test_pages_of_rollouts_follow_each_other_without_gap_or_repeat(store):
 async def test_the_tokens_of_a_call_are_readable_in_plain_sql(store):
     prompt, generation = [0, 1, 255, 256, 65_536, 4_294_967_295], [151_643, 7]
     await store.put(call("a", prompt, generation))
-    decoded = rows(store, "SELECT part, position, token_id FROM call_tokens WHERE model_call_id = 'a' ORDER BY position")
+    decoded = rows(
+        store, "SELECT part, position, token_id FROM call_tokens WHERE model_call_id = 'a' ORDER BY position"
+    )
     assert [token for _, _, token in decoded] == prompt + generation
     assert [part for part, _, _ in decoded] == ["prompt"] * 6 + ["generation"] * 2
 
@@ -353,9 +361,9 @@ async def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path):
     path.write_text("not a database at all, but long enough to look at" * 30)
     before = path.read_bytes()
     for create in (True, False):
-        with pytest.raises(UnusableDatabaseError, match="notes.db"):
+        with pytest.raises(UnusableDatabaseError, match="notes"):
             await TokenCaptureStore(path, create=create).open()
-        with pytest.raises(UnusableDatabaseError, match="notes.db"):
+        with pytest.raises(UnusableDatabaseError, match="notes"):
             await TokenCaptureStore(path, create=create).list_rollouts()
     assert path.read_bytes() == before
 
@@ -410,3 +418,40 @@ def test_one_store_serves_event_loops_that_follow_each_other(tmp_path):
     assert len(asyncio.run(store.read_entries("r"))) == 1
     assert len(asyncio.run(store.freeze("r")).entries) == 1
     asyncio.run(store.close())
+
+
+async def test_a_full_database_refuses_puts_keeps_marks_and_recovers(tmp_path):
+    limit = 600_000
+    async with TokenCaptureStore(tmp_path / "captures.db", max_bytes=limit) as store:
+        puts = [call(f"c{index}", list(range(4000)), [1, 2], f"r{index}") for index in range(100)]
+        results = [await outcome_of(store.put(entry)) for entry in puts]
+        stored = results.index(StorageFullError)
+        assert stored > 3
+        assert set(results[stored:]) == {StorageFullError}
+        await store.mark_incomplete(f"r{stored}", f"c{stored}", "store_failed")
+        assert (await store.freeze(f"r{stored}")).incomplete
+        await store.delete([f"r{index}" for index in range(stored)])
+        await store.put(call("again", list(range(4000)), [1, 2], "again"))
+        assert len(await store.read_entries("again")) == 1
+        assert rows(store, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_one_put_too_large_for_the_space_left_does_not_take_its_neighbours_with_it(tmp_path):
+    async with TokenCaptureStore(tmp_path / "captures.db", max_bytes=900_000) as store:
+        await store.open()
+        large = call("large", list(range(400_000)), [1])
+        small = [call(f"small{index}", [index], [1], f"s{index}") for index in range(20)]
+        results = await asyncio.gather(
+            *(store.put(entry) for entry in [*small[:10], large, *small[10:]]), return_exceptions=True
+        )
+        assert [type(result) for result in results if result is not None] == [StorageFullError]
+        assert all([len(await store.read_entries(f"s{index}")) == 1 for index in range(20)])
+        assert await store.read_entries("r") == ()
+
+
+async def test_puts_are_refused_while_less_than_the_floor_is_free(tmp_path):
+    async with TokenCaptureStore(tmp_path / "captures.db", free_space_floor=2**62) as store:
+        with pytest.raises(StorageFullError, match="fewer than the floor"):
+            await store.put(call("a", [1], [2]))
+        await store.mark_incomplete("r", "a", "store_failed")
+        assert (await store.freeze("r")).incomplete

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from token_id_capture import reasons
-from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
+from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StorageFullError, StoreClosedError
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry, validate_rollout_id
 from token_id_capture.store import queries, retirement, snapshot, writes
@@ -36,6 +36,8 @@ _OUTCOME: Final = one_by_one(snapshot.record_outcome)
 _DROP: Final = one_by_one(retirement.drop)
 _REMOVE: Final = one_by_one(retirement.remove)
 _SWEEP: Final = one_by_one(retirement.sweep_retired)
+
+FREE_SPACE_FLOOR: Final = 64 * 2**20
 
 # Calls whose begin and put lie in this process; beyond it the oldest are forgotten, and with them
 # only the check that their rollout was not deleted in between.
@@ -57,14 +59,26 @@ class TokenCaptureStore:
         database: a directory (the file in it is ``token_captures.db``), a file, or an SQLite URL of
             SQLAlchemy.
         create: whether a missing file is created.
+        free_space_floor: with fewer free bytes than this on the disk, ``put`` is refused, so that
+            marks, freezes and checkpoints still have room. It recovers by itself.
+        max_bytes: the size that the database file may grow to, rounded to pages; None for no limit.
 
     Raises:
         UnusableDatabaseError, and what is below it: on first use, if the file cannot be used.
     """
 
-    def __init__(self, database: str | Path, *, create: bool = True) -> None:
+    def __init__(
+        self,
+        database: str | Path,
+        *,
+        create: bool = True,
+        free_space_floor: int = FREE_SPACE_FLOOR,
+        max_bytes: int | None = None,
+    ) -> None:
         self._path = database_path(database)
         self._create = create
+        self._free_space_floor = free_space_floor
+        self._max_bytes = max_bytes
         self._closed = False
         self._reset()
 
@@ -118,6 +132,7 @@ class TokenCaptureStore:
         """Store one call; durable and visible to every process when this returns."""
         self._check_process()
         entry = _validated(entry)
+        self._check_room(entry)
         known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
         packed = pack(entry, known[1] if known else None)
         begun = self._begun.pop((entry.rollout_id, entry.model_call_id), None)
@@ -251,7 +266,7 @@ class TokenCaptureStore:
     def _live_writer(self) -> Writer:
         self._check_process()
         if self._writer is None or not self._writer.alive:
-            self._writer = Writer(self._path, create=self._create)
+            self._writer = Writer(self._path, create=self._create, max_bytes=self._max_bytes)
             self._writer.start()
         return self._writer
 
@@ -260,6 +275,19 @@ class TokenCaptureStore:
             self._forget_inherited()
         if self._closed:
             raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
+
+    def _check_room(self, entry: TokenEntry) -> None:
+        try:
+            disk = os.statvfs(self._path.parent)
+        except FileNotFoundError:
+            return
+        free = disk.f_bavail * disk.f_frsize
+        if free < self._free_space_floor:
+            raise StorageFullError(
+                f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} was not stored: {free:,} bytes are free "
+                f"beside {self._path}, fewer than the floor of {self._free_space_floor:,}. Free some space; "
+                "the store then goes on by itself."
+            )
 
     def _forget_inherited(self) -> None:
         _inherited.append((self._writer, self._reader))

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from token_id_capture.errors import StoreClosedError, StoreError, TokenCaptureError
+from token_id_capture.errors import StorageFullError, StoreClosedError, StoreError, TokenCaptureError
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
 from token_id_capture.store.opening import open_for_writing
@@ -139,9 +139,12 @@ class _Queue:
 class Writer:
     """Owns the writing connection of one process to one database."""
 
-    def __init__(self, path: Path, *, create: bool, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(
+        self, path: Path, *, create: bool, max_bytes: int | None = None, queue_bytes: int = QUEUE_BYTES
+    ) -> None:
         self._path = path
         self._create = create
+        self._max_bytes = max_bytes
         self._queue = _Queue(queue_bytes)
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
@@ -218,8 +221,14 @@ class Writer:
             self._shut()
 
     def _open(self) -> None:
-        self._engine = open_for_writing(self._path, self._gate, create=self._create)
-        self._connection = self._engine.connect()
+        self._connect(open_for_writing(self._path, self._gate, create=self._create))
+
+    def _connect(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection = engine.connect()
+        if self._max_bytes is not None:
+            page_size = self._raw("PRAGMA page_size")[0]
+            self._raw(f"PRAGMA max_page_count = {max(1, self._max_bytes // page_size)}")
 
     def _shut(self) -> None:
         self._queue.close()
@@ -253,6 +262,10 @@ class Writer:
         except Exception as error:
             if is_input_output_error(error):
                 self._recover(group, error)
+            elif len(group) > 1 and isinstance(translated(error, self._path), StorageFullError):
+                # SQLite has rolled all of it back. What needs little room, such as a mark, may fit.
+                for job in group:
+                    self._commit_or_recover([job])
             else:
                 self._fail(group, error)
 
@@ -264,8 +277,7 @@ class Writer:
         logger.error("I/O error while committing to %s; reopening it (%s)", self._path, error)
         self._drop_connection()
         try:
-            self._engine = open_for_writing(self._path, self._gate, create=False, gate_held=True)
-            self._connection = self._engine.connect()
+            self._connect(open_for_writing(self._path, self._gate, create=False, gate_held=True))
             answer = self._raw("PRAGMA quick_check(1)")
             if answer != ("ok",):
                 raise StoreError(f"{self._path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
