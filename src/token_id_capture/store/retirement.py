@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Table, and_, bindparam, column, delete, exists, func, select, update
 
+from token_id_capture.store.jobs import Batch
 from token_id_capture.store.schema import (
     call_intents,
     entries,
@@ -19,7 +20,6 @@ from token_id_capture.store.schema import (
     snapshots,
 )
 from token_id_capture.store.snapshot import Outcome, append_outcome, latest_outcome
-from token_id_capture.store.writer import Batch
 
 EVIDENCE_OUTCOMES: Final = ("masked", "failed")
 

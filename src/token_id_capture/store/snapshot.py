@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, func, insert, literal, select, text, update
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
+from token_id_capture.store.jobs import Batch
 from token_id_capture.store.schema import (
     ENTRY_COLUMNS,
     build_outcomes,
@@ -22,7 +23,6 @@ from token_id_capture.store.schema import (
     snapshots,
     writers,
 )
-from token_id_capture.store.writer import Batch
 
 OUTCOMES = ("delivered", "masked", "failed")
 

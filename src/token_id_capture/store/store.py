@@ -23,12 +23,13 @@ from token_id_capture.records import TokenEntry, validate_rollout_id
 from token_id_capture.store import queries, retirement, snapshot, writes
 from token_id_capture.store.codec import pack, unpack_rollout
 from token_id_capture.store.engine import reading_engine, translated
+from token_id_capture.store.jobs import Batch, Job, Operation, one_by_one
 from token_id_capture.store.location import database_path
 from token_id_capture.store.migrate import file_revision, refuse_newer
 from token_id_capture.store.opening import missing
 from token_id_capture.store.recent import RecentSequences
 from token_id_capture.store.schema import HEAD_REVISION
-from token_id_capture.store.writer import Batch, Job, Operation, Writer, one_by_one
+from token_id_capture.store.writer import Writer
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
 _FREEZE: Final = one_by_one(snapshot.freeze)

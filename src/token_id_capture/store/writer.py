@@ -14,126 +14,25 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from token_id_capture.errors import StorageFullError, StoreClosedError, StoreError, TokenCaptureError
+from token_id_capture.errors import StorageFullError, StoreClosedError, StoreError
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
+from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, new_future, resolve
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
 from token_id_capture.store.warnings import PinnedWalWarning, warn
 
 logger = logging.getLogger(__name__)
 
-GROUP_ROWS: Final = 128
-GROUP_BYTES: Final = 16 * 2**20
 QUEUE_BYTES: Final = 64 * 2**20
 CHECKPOINT_BYTES: Final = 64 * 2**20
 TRUNCATE_BYTES: Final = 256 * 2**20
 IDLE_SECONDS: Final = 1.0
-
-
-@dataclass(slots=True)
-class Batch:
-    """What an operation needs of the group that it is part of."""
-
-    connection: Connection
-    writer_id: str
-    now: float
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One thing to do, and who waits for it."""
-
-    operation: Operation
-    payload: Any
-    size: int
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    result: Any = None
-    error: BaseException | None = None
-
-
-Operation = Callable[[Batch, list[Job]], None]
-
-
-def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
-    """An operation that handles each job by itself: ``work(batch, payload)`` gives its result.
-
-    An error of this package is the job's answer, and what ``work`` wrote before it is committed.
-    """
-
-    def operation(batch: Batch, jobs: list[Job]) -> None:
-        for job in jobs:
-            try:
-                job.result = work(batch, job.payload)
-            except TokenCaptureError as error:
-                job.error = error
-
-    return operation
-
-
-@dataclass(slots=True)
-class _Queue:
-    """The waiting jobs, bounded in bytes."""
-
-    capacity: int
-    jobs: deque[Job] = field(default_factory=deque)
-    held: int = 0
-    closing: bool = False
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list)
-
-    def offer(self, job: Job) -> asyncio.Future[None] | None:
-        """Append the job; or, if there is no room, a future that ends when there may be."""
-        with self.changed:
-            if self.closing:
-                raise StoreClosedError("the store is closed: open a new one to go on")
-            if self.jobs and self.held + job.size > self.capacity:
-                room: asyncio.Future[None] = job.loop.create_future()
-                self.waiters.append((job.loop, room))
-                return room
-            self.jobs.append(job)
-            self.held += job.size
-            self.changed.notify()
-            return None
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait for a job (True), for the end (False), or for the timeout (True, and no job)."""
-        with self.changed:
-            if not self.jobs and not self.closing:
-                self.changed.wait(timeout)
-            return bool(self.jobs) or not self.closing
-
-    def take(self) -> list[Job]:
-        """Remove the next group."""
-        group: list[Job] = []
-        size = 0
-        with self.changed:
-            while self.jobs and len(group) < GROUP_ROWS and (not group or size + self.jobs[0].size <= GROUP_BYTES):
-                job = self.jobs.popleft()
-                group.append(job)
-                size += job.size
-            self.held -= size
-            woken, self.waiters = self.waiters, []
-        for loop, room in woken:
-            _call(loop, _end, [room])
-        return group
-
-    def close(self) -> None:
-        with self.changed:
-            self.closing = True
-            woken, self.waiters = self.waiters, []
-            self.changed.notify()
-        for loop, room in woken:
-            _call(loop, _end, [room])
 
 
 class Writer:
@@ -145,7 +44,7 @@ class Writer:
         self._path = path
         self._create = create
         self._max_bytes = max_bytes
-        self._queue = _Queue(queue_bytes)
+        self._queue = JobQueue(queue_bytes)
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
         self._engine: Engine | None = None
@@ -182,8 +81,7 @@ class Writer:
             StoreError, or what the operation raises.
         """
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        future.add_done_callback(_retrieve)
+        future = new_future(loop)
         job = Job(operation, payload, size, loop, future)
         try:
             while (room := self._queue.offer(job)) is not None:
@@ -211,7 +109,7 @@ class Writer:
                     group = self._queue.take()
                     if group:
                         self._commit_or_recover(group)
-                _resolve(group)
+                resolve(group)
                 self._checkpoint(idle=not group)
         except BaseException as error:
             self.failure = translated(error, self._path) or error
@@ -254,7 +152,7 @@ class Writer:
         while group := self._queue.take():
             for job in group:
                 job.error = self.failure or StoreClosedError("the store is closed: open a new one to go on")
-            _resolve(group)
+            resolve(group)
 
     def _commit_or_recover(self, group: list[Job]) -> None:
         try:
@@ -372,39 +270,3 @@ class Writer:
             return os.stat(f"{self._path}-wal").st_size
         except OSError:
             return 0
-
-
-def _resolve(jobs: list[Job]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-    for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, of_loop in by_loop.items():
-        _call(loop, _finish, of_loop)
-
-
-def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], argument: Any) -> None:
-    # A loop that was closed meanwhile has nobody left to tell.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, argument)
-
-
-def _finish(jobs: Iterable[Job]) -> None:
-    for job in jobs:
-        if job.future.done():
-            continue
-        if job.error is not None:
-            job.future.set_exception(job.error)
-        else:
-            job.future.set_result(job.result)
-
-
-def _end(futures: Iterable[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    # A caller that was cancelled never asks; without this the loop would complain in its place.
-    if not future.cancelled():
-        future.exception()

@@ -14,8 +14,8 @@ from sqlalchemy.dialects.sqlite import insert
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
 from token_id_capture.store.codec import PackedEntry, longest_prefix
+from token_id_capture.store.jobs import Batch, Job
 from token_id_capture.store.schema import call_intents, entries, incomplete_flags, late_writes, rollouts
-from token_id_capture.store.writer import Batch, Job
 
 # A prompt that continues none of the longest earlier calls is stored whole; looking at them all
 # would make a put cost more the longer the rollout is.

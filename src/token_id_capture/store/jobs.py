@@ -1,0 +1,159 @@
+"""Jobs for the writer thread, and the bounded queue in which they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from token_id_capture.errors import StoreClosedError, TokenCaptureError
+
+GROUP_ROWS: Final = 128
+GROUP_BYTES: Final = 16 * 2**20
+
+
+@dataclass(slots=True)
+class Batch:
+    """What an operation needs of the group that it is part of."""
+
+    connection: Connection
+    writer_id: str
+    now: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One thing to do, and who waits for it."""
+
+    operation: Operation
+    payload: Any
+    size: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+Operation = Callable[[Batch, list[Job]], None]
+
+
+def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
+    """An operation that handles each job by itself: ``work(batch, payload)`` gives its result.
+
+    An error of this package is the job's answer, and what ``work`` wrote before it is committed.
+    """
+
+    def operation(batch: Batch, jobs: list[Job]) -> None:
+        for job in jobs:
+            try:
+                job.result = work(batch, job.payload)
+            except TokenCaptureError as error:
+                job.error = error
+
+    return operation
+
+
+@dataclass(slots=True)
+class JobQueue:
+    """The waiting jobs, bounded in bytes."""
+
+    capacity: int
+    jobs: deque[Job] = field(default_factory=deque)
+    held: int = 0
+    closing: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list)
+
+    def offer(self, job: Job) -> asyncio.Future[None] | None:
+        """Append the job; or, if there is no room, a future that ends when there may be."""
+        with self.changed:
+            if self.closing:
+                raise StoreClosedError("the store is closed: open a new one to go on")
+            if self.jobs and self.held + job.size > self.capacity:
+                room: asyncio.Future[None] = job.loop.create_future()
+                self.waiters.append((job.loop, room))
+                return room
+            self.jobs.append(job)
+            self.held += job.size
+            self.changed.notify()
+            return None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for a job (True), for the end (False), or for the timeout (True, and no job)."""
+        with self.changed:
+            if not self.jobs and not self.closing:
+                self.changed.wait(timeout)
+            return bool(self.jobs) or not self.closing
+
+    def take(self) -> list[Job]:
+        """Remove the next group."""
+        group: list[Job] = []
+        size = 0
+        with self.changed:
+            while self.jobs and len(group) < GROUP_ROWS and (not group or size + self.jobs[0].size <= GROUP_BYTES):
+                job = self.jobs.popleft()
+                group.append(job)
+                size += job.size
+            self.held -= size
+            woken, self.waiters = self.waiters, []
+        for loop, room in woken:
+            _call(loop, _end, [room])
+        return group
+
+    def close(self) -> None:
+        with self.changed:
+            self.closing = True
+            woken, self.waiters = self.waiters, []
+            self.changed.notify()
+        for loop, room in woken:
+            _call(loop, _end, [room])
+
+
+def new_future(loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    """A future whose error nobody has to ask for: a caller that was cancelled never does."""
+    future = loop.create_future()
+    future.add_done_callback(_retrieve)
+    return future
+
+
+def resolve(jobs: list[Job]) -> None:
+    """Tell the callers of these jobs, with one wake-up an event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, of_loop in by_loop.items():
+        _call(loop, _finish, of_loop)
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], argument: Any) -> None:
+    # A loop that was closed meanwhile has nobody left to tell.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, argument)
+
+
+def _finish(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
+
+
+def _end(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    # Without this the loop would complain in the caller's place.
+    if not future.cancelled():
+        future.exception()
