@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
+import warnings
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,19 +21,14 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from token_id_capture.store import TokenCaptureStore
+
 _Result = TypeVar("_Result")
 
 EXIT_PARTIAL = 1
 EXIT_UNUSABLE = 2
 
-# A pipe gets whole lines, however long: grep and awk cannot join what was wrapped.
-_WIDTH_WITHOUT_TERMINAL = 4000
-
-
-def _database_path(value: str) -> Path:
-    from token_id_capture.store.location import database_path
-
-    return database_path(value)
+_GAP = "  "
 
 
 DatabaseOption = Annotated[
@@ -41,21 +38,26 @@ DatabaseOption = Annotated[
         "-d",
         envvar="TOKCAP_DATABASE",
         metavar="PATH",
-        parser=_database_path,
         help="The capture database: a file, or a directory that holds token_captures.db.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
 
+def existing_store(database: Path) -> TokenCaptureStore:
+    """The store of a database that must be there: a command that looks at one never makes one."""
+    from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
+
+    # Said where a server starts and by the doctor; here it would stand above every table.
+    warnings.simplefilter("ignore", WalResetBugWarning)
+    return TokenCaptureStore(database, create=False)
+
+
 def output_console() -> Console:
-    """Standard output; plain text, as wide as it needs to be, when it is no terminal."""
+    """Standard output; plain text when it is no terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDTH_WITHOUT_TERMINAL
-    return console
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def error_console() -> Console:
@@ -65,18 +67,38 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-def print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Print a plain table: numbers to the right, the first column never cut, None as ``-``."""
-    from rich.table import Table
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print plain columns, numbers to the right, None as ``-``.
 
-    shown = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(isinstance(row[column], int | None) for row in rows) for column in range(len(headers))]
-    table = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="bold")
-    for position, header in enumerate(headers):
-        table.add_column(header, justify="right" if numeric[position] else "left", overflow="fold")
-    for row in shown:
-        table.add_row(*row)
-    console.print(table)
+    Where they are wider than the terminal, each row becomes a block of lines instead: folded ids
+    cannot be read, nor copied.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    room = _terminal_width()
+    if room is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+        _print_blocks(headers, cells)
+        return
+    right = [all(isinstance(value, int | None) for value in column) for column in zip(*rows, strict=True)]
+    align = [str.rjust if is_right else str.ljust for is_right in right or [False] * len(headers)]
+    for row in (headers, *cells):
+        print(_GAP.join(pad(cell, width) for pad, cell, width in zip(align, row, widths, strict=True)).rstrip())
+
+
+def _print_blocks(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    width = max(map(len, headers))
+    for position, row in enumerate(cells):
+        if position:
+            print()
+        for header, cell in zip(headers, row, strict=True):
+            print(f"{header:{width}}{_GAP}{cell}")
+
+
+def _terminal_width() -> int | None:
+    """The width of standard output; None for a pipe, which gets whole lines for grep and awk."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from token_id_capture.cli.common import DatabaseOption, JsonOption, output_console, print_json, print_table, report, run
+from token_id_capture.cli.common import (
+    DatabaseOption,
+    JsonOption,
+    existing_store,
+    print_json,
+    print_table,
+    report,
+    run,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,15 +41,13 @@ def ls(
     if json:
         print_json(summaries)
     else:
-        print_table(output_console(), HEADERS, [_row(summary) for summary in summaries])
+        print_table(HEADERS, [_row(summary) for summary in summaries])
     if more:
         report(f"there are more; go on with --after {summaries[-1].rollout_id}")
 
 
 async def _list(database: Path, after: str, limit: int) -> list[RolloutSummary]:
-    from token_id_capture.store import TokenCaptureStore
-
-    async with TokenCaptureStore(database, create=False) as store:
+    async with existing_store(database) as store:
         return await store.list_rollouts(after, limit)
 
 

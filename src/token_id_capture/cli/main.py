@@ -52,6 +52,9 @@ def _options(
 def main() -> None:
     """Run ``tokcap``; whatever goes wrong ends in one line, a closed pipe in none."""
     warnings.showwarning = _show_warning
+    # Who starts the program may close its streams (>&-); nothing below has to ask for that.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  open as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         app()
     except BrokenPipeError:

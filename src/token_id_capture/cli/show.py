@@ -9,9 +9,9 @@ import typer
 from token_id_capture.cli.common import (
     DatabaseOption,
     JsonOption,
+    existing_store,
     fail,
     local_time,
-    output_console,
     print_json,
     print_table,
     run,
@@ -20,8 +20,6 @@ from token_id_capture.records import validate_rollout_id
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from rich.console import Console
 
     from token_id_capture.store.queries import RolloutDetail
 
@@ -44,45 +42,44 @@ def show(
     if json:
         print_json(detail)
     else:
-        _print(output_console(), detail)
+        _print(detail)
 
 
 async def _describe(database: Path, rollout_id: str) -> RolloutDetail:
-    from token_id_capture.store import TokenCaptureStore
-
-    async with TokenCaptureStore(database, create=False) as store:
+    async with existing_store(database) as store:
         return await store.describe_rollout(rollout_id)
 
 
-def _print(console: Console, detail: RolloutDetail) -> None:
+def _print(detail: RolloutDetail) -> None:
     summary = detail.summary
-    console.print(f"rollout {summary.rollout_id}: {summary.state}, version {summary.version}")
-    console.print(f"opened {local_time(summary.opened_at)}, snapshot {summary.snapshot_id or '-'}")
+    print(f"rollout {summary.rollout_id}: {summary.state}, version {summary.version}")
+    print(f"opened {local_time(summary.opened_at)}, snapshot {summary.snapshot_id or '-'}")
     for title, headers, rows in _sections(detail):
-        console.print()
+        print(f"\n{title}" if rows else f"\n{title}: none")
         if rows:
-            print_table(console, headers, rows, title)
-        else:
-            console.print(f"{title}: none")
+            print_table(headers, rows)
 
 
 def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+    # Call ids are long and say nothing; a number tells which call another one continues.
+    number_of = {call.model_call_id: number for number, call in enumerate(detail.calls, 1)}
     return [
         (
             "calls",
-            ("call", "continues", "shared", "prompt", "generated", "model", "finish", "stored"),
+            ("#", "continues", "shared", "prompt", "generated", "call", "model", "finish", "created"),
             [
                 (
-                    call.model_call_id,
-                    call.prefix_call_id,
+                    number,
+                    number_of.get(call.prefix_call_id or ""),
                     call.prefix_length,
                     call.prompt_length,
                     call.generation_length,
+                    call.model_call_id,
                     call.model,
                     call.finish_reason,
                     local_time(call.created_at),
                 )
-                for call in detail.calls
+                for number, call in enumerate(detail.calls, 1)
             ],
         ),
         (
