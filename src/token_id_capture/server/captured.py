@@ -1,0 +1,150 @@
+"""One captured generation: from the intent that is registered to the reply that is answered.
+
+::
+
+    open intent -> engine ->  not reached, 4xx     refuse the intent
+                              5xx, silence, break  mark; the intent stays open
+                              a whole reply        put the entries, then answer
+                              a stream             pass events on; put the entries before the end
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+
+from token_id_capture import reasons
+from token_id_capture.server.client import Client, ClientGoneError, HangUpLimit
+from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.entries import CapturedRequest, NotCapturableError, entries_from
+from token_id_capture.server.request import CallBody
+from token_id_capture.server.served import ServedReply, read_reply
+from token_id_capture.server.stream import StreamedReply
+from token_id_capture.server.upstream import RawHeaders, Upstream, UpstreamError, UpstreamReply
+from token_id_capture.server.view import ClientView
+from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
+
+_logger = logging.getLogger(__name__)
+_MESSAGE_SHOWN = 300
+
+
+class CapturedCall:
+    """One generation request of a rollout, whose intent is registered.
+
+    ``sent`` is the body for the engine. ``drain_seconds`` is how long the engine may still take
+    after the client hung up.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        body: CallBody,
+        sent: bytes,
+        *,
+        engine: Engine,
+        upstream: Upstream,
+        drain_seconds: float,
+        log_probs_mode: str | None,
+    ) -> None:
+        self._client = client
+        self._body = body
+        self._sent = sent
+        self._engine = engine
+        self._upstream = upstream
+        self._drain_seconds = drain_seconds
+        self._request = CapturedRequest.of(body.members, Headers(scope=client.scope), log_probs_mode)
+        hide_usage = body.streams and not body.asks_usage
+        self._view = ClientView(engine.hidden(body.endpoint, body.members), hide_usage=hide_usage)
+
+    async def run(self) -> None:
+        """Serve the call."""
+        try:
+            async with self._client.limit_after_hang_up(self._drain_seconds) as limit:
+                await self._serve(limit)
+        except ClientGoneError:
+            detail = f"the client hung up, and the engine had not finished {self._drain_seconds:g} s later"
+            await mark_current_call(reasons.LOST_STREAM, detail)
+        except UpstreamError as error:
+            await self._failed(error)
+
+    async def _serve(self, limit: HangUpLimit) -> None:
+        async with self._upstream.open(self._client.scope, self._sent, plain=True) as reply:
+            if not 200 <= reply.status < 300:
+                await self._not_served(reply, limit)
+            elif reply.is_event_stream:
+                await StreamedReply(self._client, reply, self._body, self._engine, self._view, self._commit).run(limit)
+            else:
+                await self._whole(reply, limit)
+
+    async def _whole(self, reply: UpstreamReply, limit: HangUpLimit) -> None:
+        body = await reply.read()
+        limit.lift()
+        parsed = _parsed(body)
+        if parsed is None:
+            encoding = Headers(raw=reply.headers).get("content-encoding", "no coding")
+            await mark_current_call(reasons.INVALID_TOKENS, f"the reply is no JSON object ({encoding})")
+        elif "choices" not in parsed and parsed.get("error") is not None:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
+        else:
+            await self._commit(read_reply(self._engine, self._body.endpoint, parsed))
+            body = self._view.reply(body)
+        await self._client.reply(reply.status, _with_length(reply.headers, body), body)
+
+    async def _commit(self, served: ServedReply) -> None:
+        """Store the call, or mark it with the reason why not."""
+        context = current_capture_context()
+        if context is None:
+            return
+        try:
+            entries = entries_from(context, self._request, served)
+        except NotCapturableError as refused:
+            await mark_current_call(refused.reason, refused.detail)
+        except Exception as error:
+            _logger.exception("reading the tokens of call %r failed", context.model_call_id)
+            await mark_current_call(reasons.CAPTURE_FAILED, f"{type(error).__name__}: {error}")
+        else:
+            await commit_choices(entries)
+
+    async def _not_served(self, reply: UpstreamReply, limit: HangUpLimit) -> None:
+        """Pass an error on. Below 500 the engine has generated nothing; above, nobody knows."""
+        body = await reply.read()
+        limit.lift()
+        detail = f"HTTP {reply.status}: {_message(_parsed(body), body)}"
+        if reply.status < 500:
+            await refuse_current_call(detail)
+        else:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, detail)
+        await self._client.reply(reply.status, reply.headers, body)
+
+    async def _failed(self, error: UpstreamError) -> None:
+        if not error.sent:
+            await refuse_current_call(str(error))
+        else:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, str(error))
+        if not self._client.started:
+            await self._client.reply_error(error.status, str(error), "upstream_unavailable")
+
+
+def _parsed(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _message(parsed: Mapping[str, Any] | None, body: bytes) -> str:
+    """The engine's own words, short."""
+    error = parsed.get("error") if parsed is not None else None
+    message = error.get("message") if isinstance(error, Mapping) else error
+    text = message if isinstance(message, str) else body.decode(errors="replace")
+    return text if len(text) <= _MESSAGE_SHOWN else text[: _MESSAGE_SHOWN - 3] + "..."
+
+
+def _with_length(headers: RawHeaders, body: bytes) -> RawHeaders:
+    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(len(body)).encode())]

@@ -1,0 +1,132 @@
+"""The client's side of one HTTP exchange, which may end before the exchange does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Message, Receive, Scope, Send
+
+from token_id_capture.server.replies import reply_error
+from token_id_capture.server.upstream import RawHeaders
+
+
+class BodyTooLargeError(Exception):
+    """The request body has more bytes than the gateway takes."""
+
+
+class ClientGoneError(Exception):
+    """The client hung up, and its time is over."""
+
+
+class HangUpLimit:
+    """A time limit that starts to run when the client hangs up."""
+
+    def __init__(self, timeout: asyncio.Timeout, seconds: float) -> None:
+        self._timeout = timeout
+        self._seconds = seconds
+        self._lifted = False
+
+    def start(self) -> None:
+        """Let the limit run from now on, unless it was lifted."""
+        if not self._lifted and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
+
+    def lift(self) -> None:
+        """End the limit: what follows is finished whoever listens."""
+        self._lifted = True
+        if not self._timeout.expired():
+            self._timeout.reschedule(None)
+
+
+class Client:
+    """Reads the request, and writes the reply for as long as somebody listens."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.gone = False
+        self.started = False
+        self._receive = receive
+        self._send = send
+
+    async def read_body(self, limit: int) -> bytes:
+        """The request body, at most ``limit`` bytes of it.
+
+        Raises:
+            BodyTooLargeError: it is longer.
+            ClientGoneError: the client hung up before it had sent all.
+        """
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLargeError
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    async def start(self, status: int, headers: RawHeaders) -> None:
+        """Send the head of the reply."""
+        self.started = True
+        await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body. Does nothing once the client is gone."""
+        if data:
+            await self._deliver({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last piece of the body. A reply that is never finished breaks the connection."""
+        await self._deliver({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def reply(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """Send a whole reply."""
+        await self.start(status, headers)
+        await self.finish(body)
+
+    async def reply_error(self, status: int, message: str, code: str) -> None:
+        """Send an error of the gateway's own."""
+        self.started = True
+        await reply_error(self.scope, self._receive, self._deliver, status, message, code)
+
+    @asynccontextmanager
+    async def limit_after_hang_up(self, seconds: float) -> AsyncIterator[HangUpLimit]:
+        """Watch for the client's hanging up, and cancel the block ``seconds`` later.
+
+        Raises:
+            ClientGoneError: that happened.
+        """
+        try:
+            async with asyncio.timeout(None) as timeout:
+                limit = HangUpLimit(timeout, seconds)
+                watcher = asyncio.create_task(self._watch(limit))
+                try:
+                    yield limit
+                finally:
+                    watcher.cancel()
+                    await asyncio.gather(watcher, return_exceptions=True)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise ClientGoneError from None
+
+    async def _watch(self, limit: HangUpLimit) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        limit.start()
+
+    async def _deliver(self, message: Message) -> None:
+        if self.gone:
+            return
+        try:
+            await self._send(message)
+        except OSError:
+            # ASGI 2.4 and later: servers say so where the connection is closed.
+            self.gone = True

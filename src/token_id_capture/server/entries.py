@@ -1,0 +1,185 @@
+"""From what a call produced to the entries that are stored, or to the reason why not.
+
+All or nothing: one choice whose arrays are missing, unequal or no numbers refuses the whole call,
+and a wrong item never just shortens an array.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any, Final, TypeAlias
+
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+
+from token_id_capture import reasons
+from token_id_capture.errors import InvalidEntryError
+from token_id_capture.records import TokenEntry
+from token_id_capture.server.served import ServedChoice, ServedReply
+from token_id_capture.sink import CaptureContext, describe_validation
+from token_id_capture.tokens import LogProbs, TokenIds
+
+SAMPLING_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "best_of",
+    "echo",
+    "response_format",
+    "structured_outputs",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
+"""The fields of a request that say how to sample; those that are present are stored."""
+
+SESSION_HEADERS: Final = (
+    "session-id",
+    "thread-id",
+    "x-claude-code-agent-id",
+    "x-claude-code-session-id",
+    "x-codex-parent-thread-id",
+    "x-openai-subagent",
+    "x-parent-session-id",
+    "x-session-id",
+)
+"""Headers by which harnesses tell their sessions and sub-agents apart; those present are stored."""
+
+_SPELLED_ID = re.compile(r"token_id:([0-9]{1,10})")
+
+
+class NotCapturableError(Exception):
+    """The call's tokens cannot be stored; ``reason`` is one of ``reasons``, ``detail`` the particulars."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class CapturedRequest:
+    """What of a request is kept with its entries."""
+
+    model: str
+    sampling: dict[str, Any]
+    session_headers: dict[str, str]
+    log_probs_mode: str | None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], headers: Headers, log_probs_mode: str | None) -> CapturedRequest:
+        """Pick it from the body and the headers."""
+        model = body.get("model")
+        sampling = {name: body[name] for name in SAMPLING_FIELDS if body.get(name) is not None}
+        session = {name: headers[name] for name in SESSION_HEADERS if name in headers}
+        return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
+
+
+def entries_from(context: CaptureContext, request: CapturedRequest, reply: ServedReply) -> list[TokenEntry]:
+    """One entry for each choice; the first has the call's own id, the others add their position.
+
+    Raises:
+        NotCapturableError: the tokens are missing, not equally many, or no tokens.
+    """
+    if not reply.choices:
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, "the reply has no choices")
+    arrays = [_arrays(position, choice, reply) for position, choice in enumerate(reply.choices)]
+    _check_counts(arrays, reply.completion_tokens)
+    prompts: dict[int, TokenIds] = {}
+    shared: dict[str, Any] = {
+        "rollout_id": context.rollout_id,
+        "model": reply.model or request.model,
+        "created_at": time(),
+        "response_id": reply.response_id,
+        "sampling": request.sampling,
+        "log_probs_mode": request.log_probs_mode,
+        **({"session_headers": request.session_headers} if request.session_headers else {}),
+    }
+    entries: list[TokenEntry] = []
+    for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(reply.choices, arrays, strict=True)):
+        try:
+            if id(prompt) not in prompts:
+                prompts[id(prompt)] = TokenIds(prompt)
+            entry = TokenEntry(
+                **shared,
+                model_call_id=f"{context.model_call_id}.{position}" if position else context.model_call_id,
+                prompt_token_ids=prompts[id(prompt)],
+                generation_token_ids=TokenIds(ids),
+                generation_log_probs=LogProbs(log_probs),
+                routed_experts=choice.tokens.routed_experts,
+                output_items=[choice.item],
+                token_item_index=0,
+                finish_reason=choice.finish_reason,
+                weight_version=choice.tokens.weight_version,
+            )
+        except InvalidEntryError as error:
+            raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {error}") from error
+        except ValidationError as error:
+            problem = describe_validation(error)
+            raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {problem}") from error
+        entries.append(entry)
+    return entries
+
+
+_Arrays: TypeAlias = tuple[list[Any], list[Any], list[Any]]
+
+
+def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
+    """The prompt ids, ids and log probabilities of a choice; an empty generation may lack the latter two."""
+    tokens = choice.tokens
+    spelled = _spelled_ids(tokens.texts)
+    ids = spelled if tokens.ids is None else tokens.ids
+    log_probs = tokens.log_probs
+    if reply.completion_tokens == 0 or ids == []:
+        ids, log_probs = ids or [], log_probs or []
+    if tokens.prompt_ids is None or ids is None or log_probs is None:
+        named = (("prompt token ids", tokens.prompt_ids), ("token ids", ids), ("log probabilities", log_probs))
+        missing = ", ".join(f"no {name}" for name, values in named if values is None)
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, f"choice {position} has {missing}")
+    if spelled is not None and len(spelled) == len(ids) and spelled != ids:
+        first = next(index for index, pair in enumerate(zip(spelled, ids, strict=True)) if pair[0] != pair[1])
+        detail = f"choice {position}: token id {first} is {ids[first]}, but its log probability is for {spelled[first]}"
+        raise NotCapturableError(reasons.INVALID_TOKENS, detail)
+    return tokens.prompt_ids, ids, log_probs
+
+
+def _check_counts(arrays: Sequence[_Arrays], completion_tokens: int | None) -> None:
+    """As many ids as log probabilities in each choice, and as many in all as the engine counted."""
+    ids = sum(len(choice_ids) for _, choice_ids, _ in arrays)
+    log_probs = sum(len(choice_log_probs) for _, _, choice_log_probs in arrays)
+    equal = all(len(choice_ids) == len(choice_log_probs) for _, choice_ids, choice_log_probs in arrays)
+    if not equal or ids != completion_tokens:
+        counted = "no count of" if completion_tokens is None else completion_tokens
+        detail = f"{ids} token ids, {log_probs} log probabilities, {counted} completion tokens"
+        raise NotCapturableError(reasons.TOKEN_COUNT_MISMATCH, detail)
+
+
+def _spelled_ids(texts: list[Any] | None) -> list[Any] | None:
+    """The ids that token texts spell as ``token_id:N``; None unless all of them do."""
+    if not texts:
+        return None
+    ids: list[Any] = []
+    for text in texts:
+        match = _SPELLED_ID.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            return None
+        ids.append(int(match[1]))
+    return ids

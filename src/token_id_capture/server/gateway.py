@@ -1,0 +1,166 @@
+"""A reverse proxy in front of an OpenAI-compatible engine that captures what rollouts generate.
+
+What belongs to no captured rollout passes through untouched. See the folder's README for the flow.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import Receive, Scope, Send
+
+from token_id_capture import reasons
+from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
+from token_id_capture.server.captured import CapturedCall
+from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError
+from token_id_capture.server.endpoints import CAPTURED, Kind, kind_of
+from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.replies import refuse_websocket, wants_websocket
+from token_id_capture.server.request import CallBody
+from token_id_capture.server.upstream import Upstream, UpstreamError
+from token_id_capture.sink import (
+    current_capture_context,
+    mark_current_call,
+    refuse_current_call,
+    register_call_intent,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """The ASGI application behind ``TokenCaptureMiddleware``.
+
+    ``body_limit`` is the longest request body in bytes. ``drain_seconds`` is how long the engine may
+    still take to finish a captured call whose client hung up. ``log_probs_mode`` is what the engine
+    was started with (such as ``raw_logprobs``); no reply says it, so it is stored as told here.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        engine: Engine,
+        *,
+        body_limit: int = 64 * 2**20,
+        drain_seconds: float = 600.0,
+        log_probs_mode: str | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._engine = engine
+        self._body_limit = body_limit
+        self._drain_seconds = drain_seconds
+        self._log_probs_mode = log_probs_mode
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if wants_websocket(scope):
+            await refuse_websocket(scope, receive, send)
+            return
+        client = Client(scope, receive, send)
+        try:
+            body = await client.read_body(self._body_limit)
+        except ClientGoneError:
+            return
+        except BodyTooLargeError:
+            message = f"The request body is longer than {self._body_limit} bytes."
+            await client.reply_error(413, message, "request_too_large")
+            return
+        context = current_capture_context()
+        kind = kind_of(scope["method"], scope["path"])
+        if context is None or context.token_sink is None or kind is Kind.HARMLESS:
+            await self._relay(client, body, None)
+        elif kind is Kind.UNCAPTURED:
+            if await self._announced(client):
+                await self._relay(client, body, _Verdict(f"{scope['method']} {scope['path']}", intent=True))
+        else:
+            await self._capture(client, body)
+
+    async def _capture(self, client: Client, raw: bytes) -> None:
+        body = CallBody.parse(CAPTURED[client.scope["path"]], raw)
+        sent = None if body is None else body.for_engine(self._engine)
+        if body is None or sent is None:
+            # The engine's own error is the answer. Should it be none, the call was not captured.
+            await self._relay(client, raw, _Verdict("a body that is no JSON object", intent=False))
+            return
+        context = current_capture_context()
+        if context is not None:
+            context.model = body.model
+        if await self._announced(client):
+            call = CapturedCall(
+                client,
+                body,
+                sent,
+                engine=self._engine,
+                upstream=self._upstream,
+                drain_seconds=self._drain_seconds,
+                log_probs_mode=self._log_probs_mode,
+            )
+            await call.run()
+
+    async def _announced(self, client: Client) -> bool:
+        """Register the intent; if that fails the call is not dispatched, and the client is told."""
+        try:
+            await register_call_intent()
+        except (RolloutFrozenError, RolloutRetiredError) as error:
+            # 410, for clients repeat a 409 and a 5xx, and this rollout takes no call any more.
+            await client.reply_error(410, str(error), "rollout_closed")
+        except Exception as error:
+            _logger.exception("registering a call failed")
+            await client.reply_error(503, f"The call was not sent: {error}", "capture_unavailable")
+        else:
+            return True
+        return False
+
+    async def _relay(self, client: Client, body: bytes, verdict: _Verdict | None) -> None:
+        """Pass a request and its reply on as they are; ``verdict`` records what became of it."""
+        try:
+            async with (
+                client.limit_after_hang_up(0.0) as limit,
+                self._upstream.open(client.scope, body, plain=False) as reply,
+            ):
+                if verdict is not None:
+                    await verdict.replied(reply.status)
+                await client.start(reply.status, reply.headers)
+                while chunk := await reply.next_chunk():
+                    await client.write(chunk)
+                limit.lift()
+                await client.finish()
+        except ClientGoneError:
+            if verdict is not None:
+                await verdict.failed("the client hung up", sent=True)
+        except UpstreamError as error:
+            if verdict is not None:
+                await verdict.failed(str(error), sent=error.sent)
+            if not client.started:
+                await client.reply_error(error.status, str(error), "upstream_unavailable")
+
+
+class _Verdict:
+    """Records the outcome of a call that could generate and is not captured, once, and before its reply ends.
+
+    ``intent`` says whether an intent is open.
+    """
+
+    def __init__(self, what: str, *, intent: bool) -> None:
+        self._what = what
+        self._intent = intent
+        self._settled = False
+
+    async def replied(self, status: int) -> None:
+        """The engine answered with this status."""
+        self._settled = True
+        if status < 200 or 300 <= status < 500:
+            if self._intent:
+                await refuse_current_call(f"HTTP {status}")
+        elif status < 300:
+            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, self._what)
+        else:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, f"{self._what}: HTTP {status}")
+
+    async def failed(self, problem: str, *, sent: bool) -> None:
+        """There is no answer, or it broke off."""
+        if self._settled:
+            return
+        if sent:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, f"{self._what}: {problem}")
+        elif self._intent:
+            await refuse_current_call(problem)

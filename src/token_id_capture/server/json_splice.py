@@ -1,0 +1,238 @@
+"""Edit single values inside JSON text and leave every other byte as it is.
+
+A client must see the engine's own bytes, and an engine the client's: parsing and serialising again
+would change spacing, number formats and escapes. So the text is walked to the places that matter,
+by a scanner that knows strings and nesting, and only there it is cut. Values on the way are skipped
+with the scanner of the standard library, which runs in C.
+
+The text must be JSON that was parsed before. What this walk still cannot follow raises ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+EVERY: Final = "*"
+"""A step of a path: each element of an array."""
+
+_skip: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
+# An array of numbers, such as thousands of token ids, is skipped without making a number of each.
+_NUMBERS = re.compile(r"\[[-+.0-9eE, \t\r\n]*+\]")
+_KEY = re.compile(r'"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*')
+_SEPARATOR = re.compile(r"[ \t\r\n]*([,}])[ \t\r\n]*")
+
+_Edit: TypeAlias = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A value to hide: keys (and ``EVERY``) from the document's root, and how.
+
+    ``cut`` removes the key as well; else the value becomes ``null``.
+    """
+
+    path: tuple[str, ...]
+    cut: bool = False
+
+    @classmethod
+    def at(cls, dotted: str, *, cut: bool = False) -> Hidden:
+        """Read a path written as ``choices.*.token_ids``."""
+        return cls(tuple(dotted.split(".")), cut)
+
+
+class Splicer:
+    """Hides a fixed set of values, in as many documents as come."""
+
+    def __init__(self, hidden: Iterable[Hidden]) -> None:
+        self._root = _Node()
+        for rule in hidden:
+            self._root.add(rule)
+        self._names = tuple({name.encode() for name in self._root.leaf_names()})
+
+    def hide(self, document: bytes) -> bytes:
+        """``document`` with the values hidden; the same object if there is nothing to hide.
+
+        Raises:
+            ValueError: the document could not be followed.
+        """
+        if not self._root.children or not (b"\\u" in document or any(name in document for name in self._names)):
+            return document
+        text = document.decode()
+        edits: list[_Edit] = []
+        _follow(text, _blank(text, 0), self._root, edits)
+        return _applied(text, edits).encode() if edits else document
+
+
+def set_members(text: str, members: Mapping[str, Any]) -> str:
+    """The JSON object ``text`` with these top-level members: replaced where they are, else appended.
+
+    Raises:
+        ValueError: ``text`` is no JSON object.
+    """
+    missing = dict(members)
+    edits: list[_Edit] = []
+    try:
+        spans, close = _members(text, _blank(text, 0))
+        for key, _, start, end in spans:
+            if key in members:
+                edits.append((start, end, _dumped(members[key])))
+                missing.pop(key, None)
+    except (IndexError, StopIteration, RecursionError) as error:
+        raise ValueError(f"cannot follow this JSON object ({type(error).__name__})") from error
+    if missing:
+        added = ",".join(f"{_dumped(key)}:{_dumped(value)}" for key, value in missing.items())
+        edits.append((close, close, f",{added}" if spans else added))
+    return _applied(text, edits)
+
+
+class _Node:
+    """The hidden paths as a tree; ``rule`` is set where one of them ends."""
+
+    __slots__ = ("children", "rule")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.rule: Hidden | None = None
+
+    def add(self, rule: Hidden) -> None:
+        node = self
+        for step in rule.path:
+            node = node.children.setdefault(step, _Node())
+        node.rule = rule
+
+    def member(self, key: str) -> _Node | None:
+        return None if key == EVERY else self.children.get(key)
+
+    def leaf_names(self) -> Iterable[str]:
+        for name, child in self.children.items():
+            if child.rule is not None:
+                yield name
+            yield from child.leaf_names()
+
+
+def _follow(text: str, start: int, node: _Node, edits: list[_Edit]) -> None:
+    """Collect the edits below one value. Raises ``ValueError`` where the text cannot be followed."""
+    try:
+        _value(text, start, node, edits)
+    except (IndexError, StopIteration, RecursionError) as error:
+        raise ValueError(f"cannot follow this JSON text ({type(error).__name__})") from error
+
+
+def _value(text: str, start: int, node: _Node | None, edits: list[_Edit]) -> int:
+    """Walk one value, collect its edits, and return where it ends."""
+    opening = text[start]
+    if node is None or opening not in "{[":
+        return _end(text, start)
+    if opening == "{":
+        return _object(text, start, node, edits)
+    element = node.children.get(EVERY)
+    if element is None:
+        return _end(text, start)
+    index = _blank(text, start + 1)
+    if text[index] == "]":
+        return index + 1
+    while True:
+        index = _blank(text, _value(text, index, element, edits))
+        if text[index] == "]":
+            return index + 1
+        index = _blank(text, _expect(text, index, ","))
+
+
+def _object(text: str, start: int, node: _Node, edits: list[_Edit]) -> int:
+    spans, close = _members(text, start, node, edits)
+    cut: list[bool] = []
+    for key, _, value, end in spans:
+        child = node.member(key)
+        rule = None if child is None else child.rule
+        cut.append(rule is not None and rule.cut)
+        if rule is not None and not rule.cut and text[value:end] != "null":
+            edits.append((value, end, "null"))
+    edits.extend(_cuts(spans, cut))
+    return close + 1
+
+
+_Span: TypeAlias = tuple[str, int, int, int]
+
+
+def _members(
+    text: str, start: int, node: _Node | None = None, edits: list[_Edit] | None = None
+) -> tuple[list[_Span], int]:
+    """The members of the object at ``start`` as (key, where the key starts, where its value starts and ends),
+    and where the closing brace is. Values below which something is hidden are walked, others skipped."""
+    spans: list[_Span] = []
+    index = _blank(text, _expect(text, start, "{"))
+    if text[index] == "}":
+        return spans, index
+    while True:
+        key, value = _key(text, index)
+        child = None if node is None else node.member(key)
+        if child is None or edits is None or child.rule is not None:
+            end = _end(text, value)
+        else:
+            end = _value(text, value, child, edits)
+        spans.append((key, index, value, end))
+        separator = _SEPARATOR.match(text, end)
+        if separator is None:
+            raise ValueError(f"expected a comma or a brace at position {end}")
+        if separator[1] == "}":
+            return spans, separator.start(1)
+        index = separator.end()
+
+
+def _key(text: str, start: int) -> tuple[str, int]:
+    """The key at ``start``, and where its value starts."""
+    plain = _KEY.match(text, start)
+    if plain is not None:
+        return plain[1], plain.end()
+    key, index = scanstring(text, _expect(text, start, '"'), False)
+    return key, _blank(text, _expect(text, _blank(text, index), ":"))
+
+
+def _cuts(spans: list[_Span], cut: list[bool]) -> Iterable[_Edit]:
+    """Remove members together with one comma each, so that what stays is JSON."""
+    last_kept = max((index for index, gone in enumerate(cut) if not gone), default=-1)
+    for index in range(last_kept):
+        if cut[index]:
+            yield spans[index][1], spans[index + 1][1], ""
+    if last_kept + 1 < len(spans):
+        start = spans[last_kept][3] if last_kept >= 0 else spans[0][1]
+        yield start, spans[-1][3], ""
+
+
+def _end(text: str, start: int) -> int:
+    if text[start] == "[" and (numbers := _NUMBERS.match(text, start)):
+        return numbers.end()
+    return _skip(text, start)[1]
+
+
+def _blank(text: str, index: int) -> int:
+    """The first position from ``index`` on that is no whitespace."""
+    end: int = WHITESPACE.match(text, index).end()
+    return end
+
+
+def _expect(text: str, index: int, character: str) -> int:
+    if text[index] != character:
+        raise ValueError(f"expected {character!r} at position {index}, not {text[index]!r}")
+    return index + 1
+
+
+def _applied(text: str, edits: list[_Edit]) -> str:
+    pieces: list[str] = []
+    done = 0
+    for start, end, replacement in sorted(edits):
+        pieces += (text[done:start], replacement)
+        done = end
+    pieces.append(text[done:])
+    return "".join(pieces)
+
+
+def _dumped(value: Any) -> str:
+    return orjson.dumps(value).decode()

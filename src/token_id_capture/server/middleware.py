@@ -1,0 +1,118 @@
+"""Pure ASGI middleware that ties each HTTP call to its rollout.
+
+A harness is given ``<server>/ng-rollout/<id>/training-token-capture`` as its base URL, and puts
+whatever it calls behind it. The prefix is taken off before routing, so the application sees the
+paths that it knows. Pure ASGI, because Starlette's BaseHTTPMiddleware runs the application in
+another task, in which neither the context nor a cancellation arrives as it should.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from token_id_capture.protocols import TokenSink, installed_token_sink
+from token_id_capture.records import validate_rollout_id
+from token_id_capture.server.replies import refuse_websocket, reply_error, wants_websocket
+from token_id_capture.sink import CaptureContext, reset_token_sink, set_token_sink
+
+ROLLOUT_PREFIX: Final = "/ng-rollout"
+CAPTURE_SEGMENT: Final = "/training-token-capture"
+
+
+class TokenCaptureMiddleware:
+    """Binds requests under the correlation prefix to a rollout, a call and a sink.
+
+    ============================================  ===================================================
+    ``/ng-rollout/<id>/training-token-capture/x``  the application sees ``/x``, with a capture context
+    ``/ng-rollout/<id>/x``                         the application sees ``/x``, and nothing is captured
+    any other path                                 untouched
+    ============================================  ===================================================
+
+    A malformed rollout id is answered with 400: a rewritten id could not be looked up. Each request
+    is a call of its own, also where a harness repeats one. ``sink`` is the one to record in, else
+    the one of ``install_token_sink``; with neither, capture is off and only the prefix is removed.
+    """
+
+    def __init__(self, app: ASGIApp, *, sink: TokenSink | None = None) -> None:
+        self._app = app
+        self._sink = sink
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            tag = _read_tag(scope)
+        except ValueError as error:
+            await reply_error(scope, receive, send, 400, str(error), "invalid_rollout_id")
+            return
+        if tag is None:
+            await self._app(scope, receive, send)
+            return
+        scope = dict(scope, path=tag.path, raw_path=tag.raw_path)
+        sink = self._sink if self._sink is not None else installed_token_sink()
+        if not tag.captured or sink is None:
+            await self._app(scope, receive, send)
+        elif wants_websocket(scope):
+            # What a websocket carries would bypass the capture, and nobody would notice.
+            await refuse_websocket(scope, receive, send)
+        else:
+            token = set_token_sink(CaptureContext(tag.rollout_id, uuid4().hex, sink))
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                reset_token_sink(token)
+
+
+@dataclass(frozen=True)
+class _Tag:
+    """The correlation prefix of a path, and the path without it."""
+
+    rollout_id: str
+    captured: bool
+    path: str
+    raw_path: bytes
+
+
+def _read_tag(scope: Scope) -> _Tag | None:
+    root = scope.get("root_path", "")
+    path: str = scope["path"]
+    mounted = bool(root) and path.startswith(root)
+    tail = path[len(root) :] if mounted else path
+    raw = _raw_tail(scope, root if mounted else "", tail)
+    if not _is_tagged(tail):
+        if _is_tagged(raw):
+            raise ValueError("the path names a rollout in one spelling and none in the other")
+        return None
+    prefix, rest, captured, rollout_id = _split(tail)
+    if not raw.startswith(prefix) or _split(raw)[0] != prefix:
+        raise ValueError("the rollout part of the path must not be percent-encoded")
+    start = root if mounted else ""
+    raw_rest = raw[len(prefix) :] or "/"
+    return _Tag(rollout_id, captured, start + rest, (start + raw_rest).encode("latin-1"))
+
+
+def _raw_tail(scope: Scope, root: str, tail: str) -> str:
+    raw: bytes | None = scope.get("raw_path")
+    if raw is None:
+        return tail
+    return raw.decode("latin-1").removeprefix(root)
+
+
+def _is_tagged(path: str) -> bool:
+    return path == ROLLOUT_PREFIX or path.startswith(ROLLOUT_PREFIX + "/")
+
+
+def _split(path: str) -> tuple[str, str, bool, str]:
+    """Split a tagged path into prefix, rest (at least ``/``), whether it captures, and the rollout id."""
+    rollout_id, _, rest = path[len(ROLLOUT_PREFIX) + 1 :].partition("/")
+    validate_rollout_id(rollout_id)
+    prefix = f"{ROLLOUT_PREFIX}/{rollout_id}"
+    captured = f"/{rest}" == CAPTURE_SEGMENT or f"/{rest}".startswith(CAPTURE_SEGMENT + "/")
+    if captured:
+        prefix += CAPTURE_SEGMENT
+    return prefix, path[len(prefix) :] or "/", captured, rollout_id

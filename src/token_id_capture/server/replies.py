@@ -1,0 +1,39 @@
+"""Replies that the server makes itself, in the shape that OpenAI clients show to their users."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+
+async def reply_error(
+    scope: Scope, receive: Receive, send: Send, status: int, message: str, code: str, **headers: str
+) -> None:
+    """Answer with ``{"error": {"message", "type", "param", "code"}}``."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    body = orjson.dumps({"error": error})
+    response = Response(body, status, headers, media_type="application/json")
+    await response(scope, receive, send)
+
+
+def wants_websocket(scope: Scope) -> bool:
+    """Whether this is a websocket handshake, also where the server cannot speak the protocol."""
+    return scope["type"] == "websocket" or Headers(scope=scope).get("upgrade", "").lower() == "websocket"
+
+
+async def refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a handshake with 426, on which clients fall back to HTTP at once.
+
+    A server that cannot send a status in answer to a handshake gets a close instead, which it
+    turns into a 403.
+    """
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await receive()
+        closing: Message = {"type": "websocket.close", "code": 1000}
+        await send(closing)
+        return
+    message = "Calls over a websocket are not captured; use HTTP."
+    await reply_error(scope, receive, send, 426, message, "upgrade_required", upgrade="HTTP/1.1", connection="upgrade")

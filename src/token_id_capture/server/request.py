@@ -1,0 +1,71 @@
+"""The body of a captured request, and what is sent to the engine in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from token_id_capture.server.endpoints import expected_choices
+from token_id_capture.server.engines.base import Endpoint, Engine
+from token_id_capture.server.json_splice import set_members
+
+_TRUE = (True, "true", "True", "1")  # as engines that validate with pydantic read it
+
+
+class CallBody:
+    """A generation request: the client's object, and the engine's bytes made from it."""
+
+    def __init__(self, endpoint: Endpoint, raw: bytes, members: Mapping[str, Any]) -> None:
+        self.endpoint = endpoint
+        self.members = members
+        self.expected_choices = expected_choices(endpoint, members)
+        self.streams = members.get("stream") in _TRUE
+        self._raw = raw
+
+    @classmethod
+    def parse(cls, endpoint: Endpoint, raw: bytes) -> CallBody | None:
+        """Read a body; None if it is no JSON object, which is for the engine to complain about."""
+        try:
+            members = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            # Engines in Python also take what only the standard library takes: NaN, lone
+            # surrogates, UTF-16. What they would answer must be captured.
+            try:
+                members = json.loads(raw)
+            except (ValueError, RecursionError):
+                return None
+        return cls(endpoint, raw, members) if isinstance(members, dict) else None
+
+    @property
+    def model(self) -> str:
+        """The model that was asked for; empty if the request names none."""
+        model = self.members.get("model")
+        return model if isinstance(model, str) else ""
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the client wants the chunk that tells the usage."""
+        options = self.members.get("stream_options")
+        return isinstance(options, Mapping) and bool(options.get("include_usage"))
+
+    def for_engine(self, engine: Engine) -> bytes | None:
+        """The client's text with the engine's fields set and all else as it was; None if it cannot be edited."""
+        fields = engine.request_fields(self.endpoint, self.members)
+        if self.streams:
+            options = self.members.get("stream_options")
+            known = options if isinstance(options, Mapping) else {}
+            fields["stream_options"] = {**known, "include_usage": True}
+        changed = {name: value for name, value in fields.items() if not self._has(name, value)}
+        encoding = json.detect_encoding(self._raw)
+        try:
+            text = set_members(self._raw.decode(encoding, "surrogatepass"), changed)
+        except ValueError:
+            return None  # nested too deeply to be followed
+        return text.encode(encoding, "surrogatepass")
+
+    def _has(self, name: str, value: Any) -> bool:
+        known = self.members.get(name)
+        return type(known) is type(value) and known == value

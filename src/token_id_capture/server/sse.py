@@ -1,0 +1,106 @@
+"""Server-sent events as bytes, so that what is passed on is what came.
+
+The rules are those of the WHATWG HTML standard, section "Server-sent events": lines end with CR,
+LF or CRLF, a blank line ends an event, ``data`` may have several lines and one space after the
+colon is not part of the value. Only ``data`` and ``event`` matter here; comments and other fields
+stay in the raw bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+DONE: Final = b"[DONE]"
+"""The data of the event that ends an OpenAI stream."""
+
+_LINE_END = re.compile(rb"\r\n?|\n")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its bytes with everything in between, its name, and where its data lines are in them."""
+
+    raw: bytes
+    name: bytes
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def data(self) -> bytes | None:
+        """The data lines joined by LF; None for an event without any, such as a comment."""
+        if len(self.spans) == 1:
+            start, end = self.spans[0]
+            return self.raw[start:end]
+        return b"\n".join(self.raw[start:end] for start, end in self.spans) if self.spans else None
+
+    def with_data(self, data: bytes) -> bytes:
+        """The bytes of this event with other JSON data; all else stays.
+
+        Data that came on several lines goes on the first one: a line break in JSON is only space.
+        """
+        start, end = self.spans[0]
+        if len(self.spans) == 1:
+            return self.raw[:start] + data + self.raw[end:]
+        return self.raw[:start] + data.replace(b"\n", b" ") + self.raw[self.spans[-1][1] :]
+
+
+class EventParser:
+    """Cuts a stream of bytes into events, whatever the boundaries of its chunks are.
+
+    An event is returned as soon as the first byte of its last line end is there. The raw bytes of
+    all events, followed by ``rest``, are the bytes that were fed.
+    """
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._searched = 0
+        self._line = 0
+        self._after_cr = False
+        self._name = b""
+        self._spans: list[tuple[int, int]] = []
+        self._first_line = True
+
+    @property
+    def rest(self) -> bytes:
+        """What was fed after the last complete event."""
+        return self._data
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that ``chunk`` completes."""
+        data = self._data + chunk
+        events: list[Event] = []
+        begin = 0
+        while match := _LINE_END.search(data, self._searched):
+            start, end = self._line, match.start()
+            self._line = self._searched = match.end()
+            split_crlf = self._after_cr and start == end and match.group() == b"\n"
+            self._after_cr = match.group() == b"\r"
+            if split_crlf:
+                continue
+            if self._first_line:
+                start += len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0
+                self._first_line = False
+            if start < end:
+                self._field(data, start, end, begin)
+            else:
+                events.append(Event(data[begin : match.end()], self._name, tuple(self._spans)))
+                begin = match.end()
+                self._name, self._spans = b"", []
+        self._data = data[begin:]
+        self._line -= begin
+        self._searched = len(self._data)
+        return events
+
+    def _field(self, data: bytes, start: int, end: int, begin: int) -> None:
+        colon = data.find(b":", start, end)
+        name_end = end if colon < 0 else colon
+        value = min(name_end + 1, end)
+        if data[value : value + 1] == b" " and value < end:
+            value += 1
+        name = data[start:name_end]
+        if name == b"data":
+            self._spans.append((value - begin, end - begin))
+        elif name == b"event":
+            self._name = data[value:end]

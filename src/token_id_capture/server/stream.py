@@ -1,0 +1,137 @@
+"""One captured stream: events are passed on as they come, and the last ones once the call is stored.
+
+The last part begins with the event in which the last choice gets its finish reason. A client that
+has seen it may act on the call, so from there on everything waits until the entries are durable.
+What is before it never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from token_id_capture import reasons
+from token_id_capture.server.client import Client, HangUpLimit
+from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.request import CallBody
+from token_id_capture.server.served import ServedReply, StreamMerger
+from token_id_capture.server.sse import DONE, Event, EventParser
+from token_id_capture.server.upstream import UpstreamError, UpstreamReply
+from token_id_capture.server.view import ClientView, is_usage_only
+from token_id_capture.sink import mark_current_call
+
+_TAIL_SECONDS: Final = 5.0
+"""How long an engine may take to close a stream after its last event."""
+
+
+class StreamedReply:
+    """Passes one stream on and collects it; ``commit`` stores what was collected."""
+
+    def __init__(
+        self,
+        client: Client,
+        reply: UpstreamReply,
+        body: CallBody,
+        engine: Engine,
+        view: ClientView,
+        commit: Callable[[ServedReply], Awaitable[None]],
+    ) -> None:
+        self._client = client
+        self._reply = reply
+        self._view = view
+        self._commit = commit
+        self._parser = EventParser()
+        self._merger = StreamMerger(engine, body.endpoint, body.expected_choices)
+        self._held: list[bytes] = []
+        self._holding = False
+        self._done = False
+        self._error: str | None = None
+        self._unreadable = 0
+
+    async def run(self, limit: HangUpLimit) -> None:
+        """Serve the stream to its end, or break the client's connection as the engine's broke."""
+        await self._client.start(self._reply.status, self._reply.headers)
+        problem = "neither [DONE] nor the token count came"
+        try:
+            await self._pass_on()
+            whole = self._done or self._complete or self._error is not None
+        except UpstreamError as error:
+            problem, whole = str(error), False
+        limit.lift()
+        await self._settle(problem)
+        await self._client.write(b"".join((*self._held, self._parser.rest)))
+        if whole:
+            await self._pass_tail()
+        # Else the reply stays unfinished, which breaks the connection: it must not look whole.
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the engine said that this is the end, in one of the two ways it can."""
+        if self._merger.unfinished:
+            return False
+        return self._done or (self._merger.generated and self._merger.counted)
+
+    async def _settle(self, problem: str) -> None:
+        """Store the call, or mark it with the reason why not."""
+        if self._error is not None:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, self._error)
+        elif self._unreadable:
+            detail = f"{self._unreadable} events of the stream are no JSON objects"
+            await mark_current_call(reasons.INVALID_TOKENS, detail)
+        elif self._complete:
+            await self._commit(self._merger.reply())
+        else:
+            unfinished = "".join(f"; choice {index} has no finish reason" for index in self._merger.unfinished)
+            await mark_current_call(
+                reasons.LOST_STREAM, ("the stream ended early" if self._done else problem) + unfinished
+            )
+
+    async def _pass_on(self) -> None:
+        """Pass events on until the stream says that it is done, or ends."""
+        while not self._done and (chunk := await self._reply.next_chunk()):
+            passed: list[bytes] = []
+            for event in self._parser.feed(chunk):
+                visible = self._take(event)
+                (self._held if self._holding else passed).append(visible)
+            await self._client.write(b"".join(passed))
+
+    def _take(self, event: Event) -> bytes:
+        """Collect an event, and return what the client sees of it."""
+        data = event.data
+        if data is None:
+            return event.raw
+        if data == DONE:
+            self._done = self._holding = True
+            return event.raw
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            chunk = None
+        if not isinstance(chunk, dict):
+            self._unreadable += 1
+            return event.raw
+        if chunk.get("error") is not None and not chunk.get("choices"):
+            self._error = self._error or _error_message(chunk["error"])
+            self._holding = True
+            return event.raw
+        self._merger.add(chunk)
+        self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
+        return self._view.event(event, chunk)
+
+    async def _pass_tail(self) -> None:
+        """Pass on what follows the end, until the engine closes the stream; then close the client's."""
+        try:
+            async with asyncio.timeout(_TAIL_SECONDS):
+                while chunk := await self._reply.next_chunk():
+                    await self._client.write(chunk)
+        except (TimeoutError, UpstreamError):
+            pass  # the call is whole and stored; how the connection ends is of no matter
+        await self._client.finish()
+
+
+def _error_message(error: Any) -> str:
+    message = error.get("message") if isinstance(error, Mapping) else error
+    return message if isinstance(message, str) else orjson.dumps(error).decode()

@@ -1,0 +1,201 @@
+"""The engine behind the gateway: one pool of HTTP connections, and one seam for its errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from io import BytesIO
+from typing import Final, TypeAlias
+from urllib.parse import quote
+
+import aiohttp
+from starlette.types import Scope
+from yarl import URL
+
+from token_id_capture.errors import ConfigurationError
+
+RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
+
+# RFC 9110, section 7.6.1, and the names that older software treats alike. They speak of one
+# connection, and the gateway has two.
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The gateway reads the whole request body, so it answered "Expect: 100-continue" itself.
+_REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect"})
+_AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+# uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being
+# closed would lose a call, and a generation cannot be sent again.
+_KEEPALIVE_SECONDS: Final = 4.0
+
+
+class UpstreamError(Exception):
+    """The engine gave no whole reply.
+
+    ``sent`` is false if it cannot have seen the request. ``status`` is the gateway's answer, where
+    no reply was begun: 502, or 504 for a timeout.
+    """
+
+    def __init__(self, message: str, *, status: int, sent: bool) -> None:
+        super().__init__(message)
+        self.status = status
+        self.sent = sent
+
+
+class UpstreamReply:
+    """A reply whose head has arrived."""
+
+    def __init__(self, response: aiohttp.ClientResponse, name: str) -> None:
+        self._response = response
+        self._name = name
+        self.status = response.status
+        self.headers = end_to_end(response.raw_headers)
+        self.is_event_stream = response.content_type == "text/event-stream"
+
+    async def read(self) -> bytes:
+        """The whole body as it was sent.
+
+        Raises:
+            UpstreamError: it broke off, or nothing came for the read timeout.
+        """
+        with _translated(self._name):
+            return await self._response.read()
+
+    async def next_chunk(self) -> bytes:
+        """What has arrived of the body, as soon as there is something; empty at its end.
+
+        Raises:
+            UpstreamError: as for ``read``.
+        """
+        with _translated(self._name):
+            return await self._response.content.readany()
+
+
+class Upstream:
+    """Sends requests to the engine at ``url`` and follows no redirect, keeps no cookie, retries nothing.
+
+    ``url`` may have a path, which is put before the path of each request. Since clients send their
+    own ``/v1``, one at the end of ``url`` is left out. ``read_timeout`` is the longest silence in
+    seconds, not a limit on the whole reply.
+    """
+
+    def __init__(self, url: str, *, connect_timeout: float = 10.0, read_timeout: float = 3600.0) -> None:
+        self.url = parse_upstream(url)
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, connect=None, sock_connect=connect_timeout, sock_read=read_timeout
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def open(self, scope: Scope, body: bytes, *, plain: bool) -> AsyncIterator[UpstreamReply]:
+        """Send the request of ``scope`` with this body. ``plain`` asks for a reply without compression.
+
+        Raises:
+            UpstreamError: no reply arrived.
+        """
+        target = URL(str(self.url).rstrip("/") + _target(scope), encoded=True)
+        replaced = _REPLACED_IN_REQUESTS | {b"accept-encoding"} if plain else _REPLACED_IN_REQUESTS
+        headers = _text_headers(end_to_end(scope["headers"], replaced))
+        if plain:
+            headers.append(("Accept-Encoding", "identity"))
+        with _translated(str(self.url)):
+            response = await self._opened().request(
+                scope["method"],
+                target,
+                headers=headers,
+                data=BytesIO(body) if body else None,
+                skip_auto_headers=_AUTOMATIC,
+                allow_redirects=False,
+            )
+        async with response:
+            yield UpstreamReply(response, str(self.url))
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        # Made at first use: a session belongs to the event loop that runs then.
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # No limit: calls would wait here unseen, and the engine has its own queue.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self._timeout,
+                auto_decompress=False,
+                max_line_size=65536,
+                max_field_size=65536,
+            )
+        return self._session
+
+
+def parse_upstream(url: str) -> URL:
+    """Read an engine's base URL.
+
+    Raises:
+        ConfigurationError: it is no http or https URL with a host.
+    """
+    try:
+        parsed = URL(url)
+        usable = parsed.scheme in ("http", "https") and bool(parsed.host) and parsed.port is not None
+    except ValueError:
+        usable = False
+    if not usable or parsed.query_string or parsed.fragment:
+        raise ConfigurationError(f"{url!r} is no upstream: give the engine's address, such as http://127.0.0.1:8000")
+    path = parsed.path.rstrip("/")
+    return parsed.with_path(path.removesuffix("/v1"))
+
+
+def end_to_end(headers: Iterable[tuple[bytes, bytes]], also: frozenset[bytes] = frozenset()) -> RawHeaders:
+    """The headers without those that speak of one connection, and without ``also``."""
+    listed = [(name.lower(), name, value) for name, value in headers]
+    named = {token.strip().lower() for low, _, value in listed if low == b"connection" for token in value.split(b",")}
+    return [(name, value) for low, name, value in listed if not (low in _HOP_BY_HOP or low in named or low in also)]
+
+
+def _target(scope: Scope) -> str:
+    raw = scope.get("raw_path") or quote(scope["path"]).encode()
+    query = scope.get("query_string", b"")
+    target = raw + (b"?" + query if query else b"")
+    # What is no ASCII has no place in a request line; everything else stays as the client wrote it.
+    return "".join(chr(byte) if 0x20 < byte < 0x7F else f"%{byte:02X}" for byte in target)
+
+
+def _text_headers(headers: RawHeaders) -> list[tuple[str, str]]:
+    decoded: list[tuple[str, str]] = []
+    for name, value in headers:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
+        decoded.append((name.decode("latin-1"), text))
+    return decoded
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Turn aiohttp's errors into ``UpstreamError``."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as error:
+        raise UpstreamError(f"no connection to {name}: {error}", status=502, sent=False) from error
+    except aiohttp.ConnectionTimeoutError as error:
+        raise UpstreamError(f"no connection to {name} in time", status=504, sent=False) from error
+    except TimeoutError as error:
+        raise UpstreamError(f"{name} sent nothing for too long", status=504, sent=True) from error
+    except (aiohttp.ClientError, OSError) as error:
+        problem = str(error) or type(error).__name__
+        raise UpstreamError(f"the connection to {name} broke: {problem}", status=502, sent=True) from error
