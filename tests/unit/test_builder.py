@@ -1,0 +1,400 @@
+"""The builder's rules on calls made by hand and on recorded chains of a real engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from call_trees import append_only, call
+
+from token_id_capture.builder import (
+    Chain,
+    ChainLink,
+    assert_prefix_contiguity,
+    per_request,
+    prefix_merging,
+    project_chain_to_output_items,
+    project_chain_trajectory,
+    project_main_chain_response,
+    project_main_chain_trajectory,
+    run_builder,
+)
+from token_id_capture.errors import ConfigurationError, ConflictingEntryError, InvalidEntryError
+from token_id_capture.records import TokenEntry
+from token_id_capture.tokens import TokenIds
+
+RECORDED = Path(__file__).parents[1] / "data" / "recordings" / "vllm-0.32.0"
+
+
+def recorded(chain: str) -> list[TokenEntry]:
+    """The calls of a recorded chain in the order in which they were made; the file name is the id."""
+    entries = []
+    for path in sorted((RECORDED / chain).glob("*.response.json")):
+        body = json.loads(path.read_bytes())["body"]
+        choice = body["choices"][0]
+        entries.append(
+            call(
+                path.name.removesuffix(".response.json"),
+                body["prompt_token_ids"],
+                choice["token_ids"],
+                [token["logprob"] for token in choice["logprobs"]["content"]],
+                finish_reason=choice["finish_reason"],
+                created_at=float(len(entries)),
+            )
+        )
+    assert entries
+    return entries
+
+
+def ids(chain: Chain) -> list[str]:
+    return [link.entry.model_call_id for link in chain.links]
+
+
+def test_separators_and_end_tokens_of_the_template_are_context() -> None:
+    output = prefix_merging(
+        [
+            call("a", [1, 2], [3, 4, 99], [-0.3, -0.4, -0.9]),
+            call("b", [1, 2, 3, 4, 99, 198, 5, 6], [7, 99], [-0.7, -0.8]),
+        ]
+    )
+    trajectory = project_main_chain_trajectory(output)
+    assert trajectory.token_ids == [1, 2, 3, 4, 99, 198, 5, 6, 7, 99]
+    assert trajectory.loss_mask == [0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
+    assert trajectory.log_probs == [0.0, 0.0, -0.3, -0.4, -0.9, 0.0, 0.0, 0.0, -0.7, -0.8]
+    assert output.chains[0].links[1].interstitial == [198, 5, 6]
+
+
+def test_an_end_token_that_the_engine_dropped_is_context() -> None:
+    output = prefix_merging([call("a", [1, 2], [3, 4]), call("b", [1, 2, 3, 4, 99, 198, 5, 6], [7, 99])])
+    trajectory = project_main_chain_trajectory(output)
+    assert trajectory.token_ids == [1, 2, 3, 4, 99, 198, 5, 6, 7, 99]
+    assert trajectory.loss_mask == [0, 0, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_retokenised_history_is_not_merged_and_its_place_is_told() -> None:
+    output = prefix_merging([call("a", [1, 2], [53122, 316]), call("b", [1, 2, 393, 30002, 9], [7])])
+    assert [ids(chain) for chain in output.chains] == [["a"], ["b"]]
+    assert output.notes.roots == 2
+    (divergence,) = output.notes.divergences
+    assert (divergence.model_call_id, divergence.turn, divergence.position) == ("b", 2, 2)
+    assert (divergence.closest_call_id, divergence.closest_turn, divergence.in_generation) == ("a", 1, True)
+    assert (divergence.expected_token_id, divergence.found_token_id) == (53122, 393)
+    assert str(divergence) == (
+        "turn 2 (call b) departs from turn 1 (call a) at position 2 of 4, in its generation: "
+        "token 53122 there, the prompt has 393"
+    )
+
+
+def test_recorded_drift_is_found_at_turn_3_position_73() -> None:
+    output = prefix_merging(recorded("chain-drift"))
+    (divergence,) = output.notes.divergences
+    assert (divergence.turn, divergence.position, divergence.closest_turn) == (3, 73, 2)
+    assert (divergence.closest_length, divergence.in_generation) == (103, True)
+    assert divergence.parent_call_id == "01-turn1"
+    assert [ids(chain) for chain in output.chains] == [
+        ["01-turn1", "02-turn2"],
+        ["01-turn1", "03-turn3", "04-turn4", "05-turn5"],
+    ]
+
+
+def test_a_recorded_compaction_starts_a_second_root_that_differs_in_the_prompt() -> None:
+    output = prefix_merging(recorded("chain-compacted"))
+    assert output.notes.roots == 2
+    assert [ids(chain) for chain in output.chains] == [["01-turn1", "02-turn2", "03-turn3"], ["04-turn4", "05-turn5"]]
+    (divergence,) = output.notes.divergences
+    assert (divergence.position, divergence.in_generation, divergence.parent_call_id) == (1, False, None)
+
+
+def test_recorded_thoughts_that_the_history_drops_differ_at_the_first_generated_token() -> None:
+    output = prefix_merging(recorded("chain-reasoning"))
+    places = [(one.turn, one.position, one.closest_turn, one.in_generation) for one in output.notes.divergences]
+    assert places == [(2, 35, 1, True), (3, 64, 2, True)]
+
+
+@pytest.mark.parametrize("chain", ["chain-clean", "chain-clean-text"])
+def test_a_recorded_append_only_rollout_is_one_chain(chain: str) -> None:
+    entries = recorded(chain)
+    output = prefix_merging(reversed(entries))
+    assert [ids(chain) for chain in output.chains] == [[entry.model_call_id for entry in entries]]
+    assert (output.notes.roots, output.notes.delivered_fraction, output.notes.divergences) == (1, 1.0, [])
+
+
+def test_the_recorded_retry_that_was_continued_is_kept() -> None:
+    output = prefix_merging(recorded("chain-retry"))
+    (chain,) = output.chains
+    assert ids(chain) == ["01-turn1", "03-turn2-again", "04-turn3", "05-turn4", "06-turn5"]
+    assert output.quarantined == ["02-turn2"]
+    assert (output.notes.unresolved_retries, output.notes.divergences) == ([], [])
+
+
+def test_a_retried_first_call_whose_second_answer_is_continued_is_one_root() -> None:
+    output = prefix_merging([call("a", [1], [2]), call("b", [1], [3]), call("c", [1, 3, 4], [5])])
+    assert [ids(chain) for chain in output.chains] == [["b", "c"]]
+    assert (output.notes.roots, output.quarantined, output.notes.unresolved_retries) == (1, ["a"], [])
+
+
+def test_copies_of_one_call_are_one_call() -> None:
+    output = prefix_merging([call("b", [1], [2]), call("a", [1], [2], [-7.0]), call("c", [1, 2, 3], [4])])
+    assert [ids(chain) for chain in output.chains] == [["a", "c"]]
+    assert (output.notes.copied_calls, output.quarantined, output.notes.generated_tokens_captured) == (["b"], [], 2)
+
+
+def test_a_retry_of_the_last_call_is_unresolved_and_names_all_answers() -> None:
+    output = prefix_merging([call("a", [1], [2]), call("c", [1, 2, 3], [5]), call("b", [1, 2, 3], [4])])
+    assert output.notes.unresolved_retries == ["b", "c"]
+    assert [ids(chain) for chain in output.chains] == [["a", "b"]]
+    assert output.quarantined == ["c"]
+
+
+def test_two_answers_that_are_both_continued_are_two_chains() -> None:
+    output = prefix_merging(
+        [
+            call("a", [1], [2]),
+            call("b", [1], [3]),
+            call("d", [1], [4]),
+            call("e", [1, 2, 5], [6]),
+            call("f", [1, 3, 5], [6]),
+        ]
+    )
+    assert [ids(chain) for chain in output.chains] == [["a", "e"], ["b", "f"]]
+    assert (output.notes.roots, output.quarantined, output.notes.unresolved_retries) == (1, ["d"], [])
+
+
+def test_the_longest_of_nested_answers_is_the_parent() -> None:
+    output = prefix_merging([call("a", [1], [2]), call("b", [1], [2, 3]), call("c", [1, 2, 3, 4], [5])])
+    assert [ids(chain) for chain in output.chains] == [["b", "c"]]
+    assert output.quarantined == ["a"]
+
+
+def test_an_answer_that_was_resumed_after_a_cut_counts_each_token_once() -> None:
+    output = prefix_merging([call("a", [1], [2, 3]), call("b", [1, 2, 3], [4, 5]), call("c", [1, 2, 3, 4, 5, 6], [7])])
+    assert project_main_chain_trajectory(output).loss_mask == [0, 1, 1, 1, 1, 0, 1]
+
+
+def test_empty_generations_are_listed_and_never_linked() -> None:
+    output = prefix_merging([call("b", [1], []), call("a", [1, 2], [3]), call("c", [1], [])])
+    assert output.notes.empty_generation_calls == ["b", "c"]
+    assert [ids(chain) for chain in output.chains] == [["a"]]
+    assert output.notes.roots == 1
+
+
+def test_a_rollout_of_empty_generations_has_no_chain() -> None:
+    output = prefix_merging([call("a", [1], [])])
+    assert (output.chains, output.notes.roots, output.notes.delivered_fraction) == ([], 0, 0.0)
+    with pytest.raises(InvalidEntryError, match="no call has generated tokens"):
+        project_main_chain_trajectory(output)
+
+
+def test_of_several_chains_the_one_whose_root_is_the_earliest_is_the_main_one() -> None:
+    output = prefix_merging([call("a", [1], [2], created_at=9.0), call("b", [3, 4], [5], created_at=1.0)])
+    assert [(chain.chain_id, ids(chain)) for chain in output.chains] == [("main", ["b"]), ("branch-1", ["a"])]
+    assert output.notes.delivered_fraction == 0.5
+
+
+def test_aborted_calls_count_only_where_they_would_be_delivered() -> None:
+    entries = [call("a", [1], [2], finish_reason="abort"), call("b", [1], [3]), call("c", [1, 3, 4], [5])]
+    assert prefix_merging(entries).notes.aborted_calls == []
+    assert prefix_merging([*entries[:1], call("d", [1, 2, 4], [5])]).notes.aborted_calls == ["a"]
+
+
+def test_a_call_that_arrives_twice_is_one_call_and_with_other_tokens_an_error() -> None:
+    entry = call("a", [1], [2])
+    assert [ids(chain) for chain in prefix_merging([entry, call("a", [1], [2])]).chains] == [["a"]]
+    with pytest.raises(ConflictingEntryError, match="'a' of rollout 'r'"):
+        prefix_merging([entry, call("a", [1], [3])])
+
+
+def test_a_prompt_that_ends_inside_an_earlier_sequence_departs_at_its_own_end() -> None:
+    output = prefix_merging([call("a", [], [1, 2, 3]), call("b", [1, 2], [9])])
+    (divergence,) = output.notes.divergences
+    assert (divergence.position, divergence.expected_token_id, divergence.found_token_id) == (2, 3, None)
+    assert str(divergence).endswith("token 3 there, the prompt ends")
+
+
+def test_a_branch_right_after_its_parent_names_the_sibling() -> None:
+    output = prefix_merging([call("a", [1], [2]), call("b", [1, 2, 3], [4]), call("c", [1, 2, 5, 6], [7])])
+    (divergence,) = output.notes.divergences
+    assert (divergence.parent_call_id, divergence.closest_call_id, divergence.position) == ("a", "b", 2)
+    assert not divergence.in_generation
+
+
+def test_per_request_makes_one_sequence_a_call_and_no_response() -> None:
+    output = run_builder([call("b", [1, 2, 3], [4]), call("a", [1], [2]), call("c", [1], [])], "per_request")
+    assert [ids(chain) for chain in output.chains] == [["a"], ["b"]]
+    assert (output.notes.builder, output.notes.empty_generation_calls) == ("per_request", ["c"])
+    assert [project_chain_trajectory(chain).loss_mask for chain in output.chains] == [[0, 1], [0, 0, 0, 1]]
+    with pytest.raises(InvalidEntryError, match="one sequence a call"):
+        project_main_chain_response("r", output)
+    assert per_request([]).notes.delivered_fraction == 0.0
+
+
+def test_an_unknown_builder_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="unknown builder 'newest': use one of per_request, prefix_merging"):
+        run_builder([], "newest")
+
+
+def test_the_response_carries_tokens_on_the_item_that_carried_them() -> None:
+    content = [
+        {"type": "reasoning", "summary": [], "generation_token_ids": [1]},
+        {"type": "function_call", "name": "ls", "arguments": '{"b":1, "a":2}'},
+        {"type": "message", "role": "assistant", "content": "done"},
+    ]
+    first = call("a", [1, 2], [3], [-0.5], output_items=content, token_item_index=1, routed_experts="AAE=", model="m")
+    response = project_main_chain_response("r", prefix_merging([first, call("b", [1, 2, 3, 4], [5], [-0.6])]))
+    assert response["output"] == [
+        {"type": "reasoning", "summary": []},
+        {
+            "type": "function_call",
+            "name": "ls",
+            "arguments": '{"b":1, "a":2}',
+            "prompt_token_ids": [1, 2],
+            "generation_token_ids": [3],
+            "generation_log_probs": [-0.5],
+            "routed_experts": "AAE=",
+        },
+        {"type": "message", "role": "assistant", "content": "done"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "prompt_token_ids": [1, 2, 3, 4],
+            "generation_token_ids": [5],
+            "generation_log_probs": [-0.6],
+        },
+    ]
+    assert (response["id"], response["object"], response["model"]) == ("rebuilt-r", "response", "")
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    assert "prompt_token_ids" not in first.output_items[1], "the entry itself is untouched"
+    json.dumps(response)
+
+
+def test_the_response_names_the_model_that_was_asked_for_or_recorded() -> None:
+    output = prefix_merging([call("a", [1], [2], model="recorded")])
+    assert project_main_chain_response("r", output)["model"] == "recorded"
+    assert project_main_chain_response("r", output, model="wanted")["model"] == "wanted"
+
+
+def test_without_an_index_the_last_item_carries_the_tokens() -> None:
+    items = [{"type": "message", "content": "x"}, {"type": "message", "content": "y"}]
+    output = prefix_merging([call("a", [1], [2], output_items=items)])
+    carriers = ["generation_token_ids" in item for item in project_chain_to_output_items(output.chains[0])]
+    assert carriers == [False, True]
+
+
+def test_a_chain_that_is_not_contiguous_is_never_projected() -> None:
+    first, second = call("a", [1], [2, 3]), call("b", [1, 2, 9, 4], [5])
+    chain = Chain("main", [ChainLink(first, TokenIds()), ChainLink(second, TokenIds([4]))], TokenIds([1]))
+    for project in (Chain.validate, project_chain_trajectory, project_chain_to_output_items):
+        with pytest.raises(InvalidEntryError, match="call 'b' does not continue its chain: they differ at position 2"):
+            project(chain)
+
+
+def test_a_chain_with_tokens_that_nobody_accounts_for_is_refused() -> None:
+    chain = Chain("main", [ChainLink(call("a", [1, 2], [3]), TokenIds())], TokenIds([1]))
+    with pytest.raises(InvalidEntryError, match="the prompt of call 'a' has 2 tokens; its chain has 1"):
+        chain.validate()
+
+
+def test_a_chain_needs_a_log_probability_for_each_sampled_token() -> None:
+    broken = TokenEntry.model_construct(**{**dict(call("a", [1], [2, 3])), "generation_log_probs": [-0.1]})
+    with pytest.raises(InvalidEntryError, match="call 'a' has 2 generated tokens and 1 log probabilities"):
+        Chain("main", [ChainLink(broken, TokenIds())], TokenIds([1])).validate()
+
+
+def test_a_chain_without_links_is_all_context() -> None:
+    chain = Chain("main", [], TokenIds([1, 2]))
+    assert project_chain_to_output_items(chain) == []
+    trajectory = project_chain_trajectory(chain)
+    assert (trajectory.token_ids, trajectory.loss_mask, trajectory.log_probs) == ([1, 2], [0, 0], [0.0, 0.0])
+
+
+def token_item(prompt: list[int], generation: list[int], log_probs: list[float]) -> dict[str, Any]:
+    return {"prompt_token_ids": prompt, "generation_token_ids": generation, "generation_log_probs": log_probs}
+
+
+def test_a_response_that_is_not_contiguous_is_found_by_item_and_position() -> None:
+    items = [token_item([1], [2, 3], [-0.1, -0.2]), {"type": "message"}]
+    assert_prefix_contiguity({"output": [*items, token_item([1, 2, 3, 4], [5], [-0.1])]})
+    with pytest.raises(AssertionError, match=r"output item 2 .* differs at position 2 from their 3 tokens"):
+        assert_prefix_contiguity({"output": [*items, token_item([1, 2, 9], [5], [-0.1])]})
+    with pytest.raises(AssertionError, match=r"output item 2 .* prompt of 1 tokens differs at position 1"):
+        assert_prefix_contiguity({"output": [*items, token_item([1], [5], [-0.1])]})
+    with pytest.raises(AssertionError, match="output item 0 has 1 generated tokens and 2 log probabilities"):
+        assert_prefix_contiguity({"output": [token_item([1], [2], [-0.1, -0.2])]})
+    assert_prefix_contiguity({})
+
+
+def test_a_chain_may_be_deeper_than_the_recursion_limit() -> None:
+    entries = append_only(3000, context=1, generated=1)
+    sibling = call("z", [*entries[-1].prompt_token_ids, 7], [1])
+    output = prefix_merging([*entries, sibling])
+    assert max(len(chain.links) for chain in output.chains) == 3000
+    assert len(project_chain_trajectory(output.chains[0]).token_ids) >= 6000
+
+
+def function_calls(work: Callable[[], object]) -> int:
+    """How many functions are called, in Python and in C: a measure of work that no busy machine disturbs."""
+    count = 0
+
+    def on_event(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def with_a_compaction(turns: int) -> list[TokenEntry]:
+    """An append-only rollout with one prompt at its end that needs the tree of everything before it."""
+    entries = append_only(turns)
+    return [*entries, call("z", [9, *entries[-1].prompt_token_ids], [1])]
+
+
+def drifting(turns: int) -> list[TokenEntry]:
+    """A harness that drops each turn's thought: every prompt departs from the one before at its end."""
+    entries: list[TokenEntry] = []
+    history = list(range(100, 110))
+    for turn in range(turns):
+        entries.append(call(f"c{turn:05}", history, [7, 8, turn]))
+        history = [*history, 8, turn]
+    return entries
+
+
+def agents_with_one_system_prompt(agents: int) -> list[TokenEntry]:
+    system = list(range(1000))
+    return [call(f"c{agent:05}", [*system, agent, *[5] * (agent % 7)], [1, 2]) for agent in range(agents)]
+
+
+@pytest.mark.parametrize("grow", [append_only, with_a_compaction, drifting, agents_with_one_system_prompt])
+def test_four_times_the_calls_take_about_four_times_the_work(grow: Callable[[int], list[TokenEntry]]) -> None:
+    few, many = grow(500), grow(2000)
+    # Quadratic work would be 16 times as much.
+    assert function_calls(lambda: prefix_merging(many)) < 5 * function_calls(lambda: prefix_merging(few))
+
+
+def test_the_flat_trajectory_takes_work_in_proportion_to_the_calls() -> None:
+    few, many = prefix_merging(append_only(500)), prefix_merging(append_only(2000))
+    work = function_calls(lambda: project_main_chain_trajectory(many))
+    assert work < 5 * function_calls(lambda: project_main_chain_trajectory(few))
+
+
+def test_a_hundred_calls_of_a_hundred_thousand_tokens_take_milliseconds() -> None:
+    entries = append_only(100, context=600, generated=400)
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        trajectory = project_main_chain_trajectory(prefix_merging(entries))
+        times.append(time.process_time() - start)
+    assert len(trajectory.token_ids) == 99_405
+    # About 3 ms on two slow cores; the bound tells only whether tokens were touched one by one.
+    assert min(times) < 0.03
