@@ -1,0 +1,91 @@
+"""What tests of every kind share."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Protocol
+
+import hypothesis
+import pytest
+
+# A shared machine may stall at any point of a test; a deadline for an example would only find that.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
+
+TOKCAP = Path(sys.executable).with_name("tokcap")
+LONGEST_RUN_SECONDS = 60
+
+
+class RunTokcap(Protocol):
+    def __call__(
+        self, *arguments: object, stdin: str | bytes = "", env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def tokcap(fork_server: socket.socket) -> RunTokcap:
+    """Run the command as a user does, without a terminal, and return what it printed."""
+
+    def run(
+        *arguments: object, stdin: str | bytes = "", env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        request = {
+            "arguments": [str(argument) for argument in arguments],
+            "environment": {**clean_environment(), **(env or {})},
+            "directory": os.getcwd(),
+        }
+        # Files, not pipes: nobody has to read them while the command runs.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(stdin.encode() if isinstance(stdin, str) else stdin)
+            given.seek(0)
+            streams = [given.fileno(), out.fileno(), err.fileno()]
+            socket.send_fds(fork_server, [json.dumps(request).encode()], streams)
+            code = json.loads(fork_server.recv(64))
+            return subprocess.CompletedProcess(request["arguments"], code, _text(out), _text(err))
+
+    return run
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(LONGEST_RUN_SECONDS)
+    program = Path(__file__).with_name("fork_server.py")
+    arguments = [sys.executable, str(program), str(theirs.fileno())]
+    server = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
+    theirs.close()
+    with server, ours:
+        yield ours
+        ours.shutdown(socket.SHUT_RDWR)
+
+
+RunInstalled = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture
+def run_installed() -> RunInstalled:
+    """Run the installed script itself; arguments of ``subprocess.run`` may follow."""
+
+    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[bytes]:
+        settings = {"env": clean_environment(), "timeout": LONGEST_RUN_SECONDS, "check": False, **options}
+        return subprocess.run([TOKCAP, *map(str, arguments)], **settings)  # type: ignore[call-overload,no-any-return]
+
+    return run
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would change the output of the command."""
+    dropped = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TOKCAP_DATABASE", "TOKCAP_DEBUG")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
