@@ -24,9 +24,6 @@ from token_id_capture.errors import InvalidEntryError
 
 _Number = TypeVar("_Number", int, float)
 
-# True and False are integers to Python and would be packed as these.
-_PACKED_BOOLEANS = (array("I", [0]).tobytes(), array("I", [1]).tobytes())
-
 
 class _Packed(Sequence[_Number]):
     """An immutable sequence of numbers over one buffer; see ``TokenIds`` and ``LogProbs``."""
@@ -231,6 +228,9 @@ class _Packed(Sequence[_Number]):
 class TokenIds(_Packed[int]):
     """Token ids: integers from 0 to 2**32 - 1, four bytes each.
 
+    ``True`` and ``False`` are the integers 1 and 0 to Python, and so they are here: looking at the
+    type of each item of a long prompt would cost more than packing it.
+
     Raises:
         InvalidEntryError: an item is negative, too large, or no integer.
     """
@@ -245,29 +245,13 @@ class TokenIds(_Packed[int]):
             raise InvalidEntryError("token ids must be a sequence of integers, not text or bytes")
         items = values if isinstance(values, list | tuple | array) else list(values)
         try:
-            packed = array("I", items).tobytes()
+            return array("I", items).tobytes()
         except (OverflowError, TypeError) as error:
             raise InvalidEntryError(f"token ids must be integers from 0 to 4294967295 ({error})") from error
-        if not isinstance(items, array) and cls._has_boolean(items, packed):
-            raise InvalidEntryError("token ids must be integers, not booleans")
-        return packed
-
-    @staticmethod
-    def _has_boolean(items: list[Any] | tuple[Any, ...], packed: bytes) -> bool:
-        # Looking at the type of each of 24,000 items costs more than packing them. Only items that
-        # were packed as 0 or 1 can be booleans, and those a search in the buffer finds.
-        for pattern in _PACKED_BOOLEANS:
-            position = packed.find(pattern)
-            while position >= 0:
-                index, misaligned = divmod(position, TokenIds.itemsize)
-                if not misaligned and type(items[index]) is bool:
-                    return True
-                position = packed.find(pattern, position + 1)
-        return False
 
 
 class LogProbs(_Packed[float]):
-    """Log probabilities: finite doubles, eight bytes each.
+    """Log probabilities: finite doubles, eight bytes each; booleans count as numbers, as above.
 
     Raises:
         InvalidEntryError: an item is no number, or is NaN or infinite.
@@ -286,10 +270,8 @@ class LogProbs(_Packed[float]):
             packed = array("d", items)
         except (OverflowError, TypeError) as error:
             raise InvalidEntryError(f"log probabilities must be numbers ({error})") from error
-        if not isinstance(items, array) and bool in set(map(type, items)):
-            raise InvalidEntryError("log probabilities must be numbers, not booleans")
         # A sum is finite only if every item is, unless it overflows; only then look at each.
-        if not math.isfinite(sum(packed)) and not all(map(math.isfinite, packed)):
+        if not math.isfinite(sum(items)) and not all(map(math.isfinite, packed)):
             position = next(i for i, value in enumerate(packed) if not math.isfinite(value))
             raise InvalidEntryError(f"log probability {position} is {packed[position]}, which is not a finite number")
         return packed.tobytes()

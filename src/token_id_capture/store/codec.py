@@ -95,11 +95,9 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
     content = _json(entry, {"output_items": entry.output_items, "token_item_index": entry.token_item_index})
     extras = _json(entry, _extras(entry))
     experts = None if entry.routed_experts is None else _json(entry, entry.routed_experts)
-    head = _json(entry, [entry.schema_version, entry.model, entry.finish_reason, entry.created_at, len(prompt)])
-    payload = hashlib.sha256(sequence_digest)
-    for part in (head, content, extras, experts or b"", log_probs):
-        payload.update(len(part).to_bytes(8, "little"))
-        payload.update(part)
+    # Adding 0 makes a negative zero positive, which is how SQLite gives it back.
+    created_at = entry.created_at + 0.0
+    head = _json(entry, [entry.schema_version, entry.model, entry.finish_reason, created_at, len(prompt)])
     return PackedEntry(
         rollout_id=entry.rollout_id,
         model_call_id=entry.model_call_id,
@@ -111,7 +109,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
         columns={
             "rollout_id": entry.rollout_id,
             "model_call_id": entry.model_call_id,
-            "payload_digest": payload.digest(),
+            "payload_digest": _payload_digest(sequence_digest, head, content, extras, experts or b"", log_probs),
             "sequence_digest": sequence_digest,
             "prompt_length": len(prompt),
             "generation_length": len(generation),
@@ -119,7 +117,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
             "schema_version": entry.schema_version,
             "model": entry.model,
             "finish_reason": entry.finish_reason,
-            "created_at": entry.created_at,
+            "created_at": created_at,
             "content": content.decode(),
             "extras": extras.decode(),
             "generation": generation.tobytes(),
@@ -127,6 +125,32 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
             "routed_experts": None if experts is None else zlib.compress(experts, 1),
         },
     )
+
+
+def stored_payload_digest(row: Mapping[str, Any]) -> bytes:
+    """The payload digest that ``pack`` gave a row, computed again from what the row holds now.
+
+    Raises:
+        zlib.error: the routed experts cannot be decompressed.
+    """
+    fields = ("schema_version", "model", "finish_reason", "created_at", "prompt_length")
+    experts = row["routed_experts"]
+    return _payload_digest(
+        row["sequence_digest"],
+        orjson.dumps([row[name] for name in fields]),
+        row["content"].encode(),
+        row["extras"].encode(),
+        b"" if experts is None else zlib.decompress(experts),
+        row["log_probs"],
+    )
+
+
+def _payload_digest(sequence_digest: bytes, *parts: bytes) -> bytes:
+    payload = hashlib.sha256(sequence_digest)
+    for part in parts:
+        payload.update(len(part).to_bytes(8, "little"))
+        payload.update(part)
+    return payload.digest()
 
 
 def longest_prefix(prompt: TokenIds, candidates: Sequence[tuple[str, int, bytes]]) -> tuple[str, int] | None:

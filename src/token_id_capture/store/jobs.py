@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from sqlalchemy import Connection
 
 from token_id_capture.errors import StoreClosedError, TokenCaptureError
 
@@ -20,11 +19,15 @@ GROUP_BYTES: Final = 16 * 2**20
 
 @dataclass(slots=True)
 class Batch:
-    """What an operation needs of the group that it is part of."""
+    """What an operation needs of the group that it is part of.
 
-    connection: Connection
+    ``shortage`` says that the disk is nearly full, and is empty while it is not.
+    """
+
+    connection: sqlite3.Connection
     writer_id: str
     now: float
+    shortage: str
 
 
 @dataclass(slots=True, eq=False)
@@ -115,13 +118,6 @@ class JobQueue:
             _call(loop, _end, [room])
 
 
-def new_future(loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-    """A future whose error nobody has to ask for: a caller that was cancelled never does."""
-    future = loop.create_future()
-    future.add_done_callback(_retrieve)
-    return future
-
-
 def resolve(jobs: list[Job]) -> None:
     """Tell the callers of these jobs, with one wake-up an event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
@@ -140,6 +136,7 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], argu
 def _finish(jobs: Iterable[Job]) -> None:
     for job in jobs:
         if job.future.done():
+            # Its caller was cancelled and waits no more; what it asked for is done all the same.
             continue
         if job.error is not None:
             job.future.set_exception(job.error)
@@ -151,9 +148,3 @@ def _end(futures: Iterable[asyncio.Future[None]]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    # Without this the loop would complain in the caller's place.
-    if not future.cancelled():
-        future.exception()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from sqlalchemy import Connection, bindparam, update
+from sqlalchemy import bindparam, update
 from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture.store.schema import writers
+from token_id_capture.store.statements import Statement
 
 LAST_SEEN_SECONDS: Final = 10.0
 
-_REGISTER = insert(writers).on_conflict_do_nothing()
-_SEEN = update(writers).where(writers.c.writer_id == bindparam("this_writer")).values(last_seen_at=bindparam("seen_at"))
+_REGISTER = Statement(insert(writers).on_conflict_do_nothing())
+_SEEN = Statement(
+    update(writers).where(writers.c.writer_id == bindparam("this_writer")).values(last_seen_at=bindparam("seen_at"))
+)
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class ProcessIdentity:
         """A new identity; each opened store of a process has its own."""
         return cls(uuid.uuid4().hex, os.getpid(), socket.gethostname(), boot_id(), time.time())
 
-    def register(self, connection: Connection, now: float, *, known: bool) -> bool:
+    def register(self, connection: sqlite3.Connection, now: float, *, known: bool) -> bool:
         """Insert or refresh the row inside the current transaction; True, for the next call."""
         if not known:
             values = {
@@ -48,9 +52,9 @@ class ProcessIdentity:
                 "started_at": self.started_at,
                 "last_seen_at": now,
             }
-            connection.execute(_REGISTER, values)
+            _REGISTER.run(connection, values)
         if not known or now - self._seen_at > LAST_SEEN_SECONDS:
-            connection.execute(_SEEN, {"this_writer": self.writer_id, "seen_at": now})
+            _SEEN.run(connection, {"this_writer": self.writer_id, "seen_at": now})
             self._seen_at = now
         return True
 

@@ -20,6 +20,7 @@ from token_id_capture.store.schema import (
     snapshots,
 )
 from token_id_capture.store.snapshot import Outcome, append_outcome, latest_outcome
+from token_id_capture.store.statements import Statement
 
 EVIDENCE_OUTCOMES: Final = ("masked", "failed")
 
@@ -51,14 +52,14 @@ def _listed_snapshots() -> Any:
     return select(snapshots.c.snapshot_id).where(snapshots.c.rollout_id.in_(_listed()))
 
 
-def _of_listed(table: Table) -> Any:
-    return delete(table).where(table.c.rollout_id.in_(_listed()))
+def _of_listed(table: Table) -> Statement:
+    return Statement(delete(table).where(table.c.rollout_id.in_(_listed())))
 
 
 # Copies before their snapshot, and everything before the rollout that it refers to.
 _DELETE_CONTENT = (
-    delete(snapshot_entries).where(snapshot_entries.c.snapshot_id.in_(_listed_snapshots())),
-    delete(snapshot_flags).where(snapshot_flags.c.snapshot_id.in_(_listed_snapshots())),
+    Statement(delete(snapshot_entries).where(snapshot_entries.c.snapshot_id.in_(_listed_snapshots()))),
+    Statement(delete(snapshot_flags).where(snapshot_flags.c.snapshot_id.in_(_listed_snapshots()))),
     _of_listed(snapshots),
     _of_listed(entries),
     _of_listed(incomplete_flags),
@@ -66,29 +67,37 @@ _DELETE_CONTENT = (
 )
 _DELETE_LATE_WRITES = _of_listed(late_writes)
 _DELETE_ROLLOUTS = _of_listed(rollouts)
-_RETIRE = (
+_RETIRE = Statement(
     update(rollouts)
     .where(rollouts.c.rollout_id.in_(_listed()))
     .values(state="retired", retired_at=bindparam("now"), snapshot_id=bindparam("kept_snapshot"))
 )
-_SELECT_ROLLOUT = select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
-    rollouts.c.rollout_id == bindparam("rollout")
+_SELECT_ROLLOUT = Statement(
+    select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
+        rollouts.c.rollout_id == bindparam("rollout")
+    )
 )
-_SELECT_LISTED = select(rollouts.c.rollout_id, rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
-    rollouts.c.rollout_id.in_(_listed())
+_SELECT_LISTED = Statement(
+    select(rollouts.c.rollout_id, rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
+        rollouts.c.rollout_id.in_(_listed())
+    )
 )
 _OLD_TOMBSTONES = and_(rollouts.c.state == "retired", rollouts.c.retired_at < bindparam("before"))
+_SWEEP_LATE_WRITES = Statement(
+    delete(late_writes).where(exists().where(rollouts.c.rollout_id == late_writes.c.rollout_id, _OLD_TOMBSTONES))
+)
+_SWEEP_ROLLOUTS = Statement(delete(rollouts).where(_OLD_TOMBSTONES))
 
 
 def drop(batch: Batch, wanted: Drop) -> bool:
     """Compare and delete, in the transaction of the batch."""
-    row = batch.connection.execute(_SELECT_ROLLOUT, {"rollout": wanted.rollout_id}).one_or_none()
-    if row is None or not wanted.snapshot_id or (row.snapshot_id, row.version) != (wanted.snapshot_id, wanted.version):
+    row = _SELECT_ROLLOUT.row(batch.connection, {"rollout": wanted.rollout_id})
+    if row is None or not wanted.snapshot_id or row[1:] != (wanted.version, wanted.snapshot_id):
         return False
-    if row.state == "retired":
+    state = row[0]
+    if state == "retired":
         return True
-    verdict = latest_outcome(batch, wanted.snapshot_id)
-    if row.state != "frozen" or (verdict is not None and verdict.outcome in EVIDENCE_OUTCOMES):
+    if state != "frozen" or _is_evidence(batch, wanted.snapshot_id):
         return False
     _delete_content(batch, [wanted.rollout_id])
     _retire(batch, [wanted.rollout_id], wanted.snapshot_id)
@@ -97,48 +106,47 @@ def drop(batch: Batch, wanted: Drop) -> bool:
 
 def remove(batch: Batch, removal: Removal) -> Changed:
     """Retire or delete the listed rollouts; the answer lists those changed and those left as they were."""
-    found = {row.rollout_id: row for row in batch.connection.execute(_SELECT_LISTED, _ids(removal.rollout_ids))}
+    found = {row[0]: row[1:] for row in _SELECT_LISTED.rows(batch.connection, _ids(removal.rollout_ids))}
     changed = [
         rollout_id
         for rollout_id in removal.rollout_ids
-        if rollout_id in found and not (removal.keep_fence and found[rollout_id].state == "retired")
+        if rollout_id in found and not (removal.keep_fence and found[rollout_id][0] == "retired")
     ]
     for rollout_id in changed:
-        _release(batch, found[rollout_id], "retired by hand" if removal.keep_fence else "deleted by hand")
+        _, version, snapshot_id = found[rollout_id]
+        if snapshot_id is not None and _is_evidence(batch, snapshot_id):
+            # The trigger that keeps masked and failed evidence lets a released snapshot go.
+            reason = "retired by hand" if removal.keep_fence else "deleted by hand"
+            append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
     _delete_content(batch, changed)
     if removal.keep_fence:
         # No snapshot id stays: a drop must not be told that it had succeeded.
         _retire(batch, changed, None)
     else:
-        batch.connection.execute(_DELETE_LATE_WRITES, _ids(changed))
-        batch.connection.execute(_DELETE_ROLLOUTS, _ids(changed))
+        _DELETE_LATE_WRITES.run(batch.connection, _ids(changed))
+        _DELETE_ROLLOUTS.run(batch.connection, _ids(changed))
     return {"removed": changed, "absent": [name for name in removal.rollout_ids if name not in set(changed)]}
 
 
 def sweep_retired(batch: Batch, older_than_seconds: float) -> int:
     """Remove the tombstones of rollouts retired longer ago than this; the answer is their number."""
     parameters = {"before": batch.now - older_than_seconds}
-    batch.connection.execute(
-        delete(late_writes).where(exists().where(rollouts.c.rollout_id == late_writes.c.rollout_id, _OLD_TOMBSTONES)),
-        parameters,
-    )
-    return batch.connection.execute(delete(rollouts).where(_OLD_TOMBSTONES), parameters).rowcount
+    _SWEEP_LATE_WRITES.run(batch.connection, parameters)
+    return _SWEEP_ROLLOUTS.run(batch.connection, parameters)
 
 
-def _release(batch: Batch, row: Any, reason: str) -> None:
-    # The trigger that keeps masked and failed evidence lets a released snapshot go.
-    verdict = latest_outcome(batch, row.snapshot_id) if row.snapshot_id else None
-    if verdict is not None and verdict.outcome in EVIDENCE_OUTCOMES:
-        append_outcome(batch, row.rollout_id, Outcome(row.snapshot_id, row.version, "released", reason, "{}"))
+def _is_evidence(batch: Batch, snapshot_id: str) -> bool:
+    verdict = latest_outcome(batch, snapshot_id)
+    return verdict is not None and verdict[1] in EVIDENCE_OUTCOMES
 
 
 def _delete_content(batch: Batch, rollout_ids: list[str]) -> None:
     for statement in _DELETE_CONTENT:
-        batch.connection.execute(statement, _ids(rollout_ids))
+        statement.run(batch.connection, _ids(rollout_ids))
 
 
 def _retire(batch: Batch, rollout_ids: list[str], snapshot_id: str | None) -> None:
-    batch.connection.execute(_RETIRE, {**_ids(rollout_ids), "now": batch.now, "kept_snapshot": snapshot_id})
+    _RETIRE.run(batch.connection, {**_ids(rollout_ids), "now": batch.now, "kept_snapshot": snapshot_id})
 
 
 def _ids(rollout_ids: Any) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import bindparam, func, insert, literal, select, text, update
 
@@ -23,6 +22,7 @@ from token_id_capture.store.schema import (
     snapshots,
     writers,
 )
+from token_id_capture.store.statements import Statement
 
 OUTCOMES = ("delivered", "masked", "failed")
 
@@ -48,62 +48,78 @@ class Outcome:
     metrics: str
 
 
-_SELECT_ROLLOUT = select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
-    rollouts.c.rollout_id == bindparam("rollout")
+_SELECT_ROLLOUT = Statement(
+    select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
+        rollouts.c.rollout_id == bindparam("rollout")
+    )
 )
-_SELECT_HEAD = (
+_SELECT_HEAD = Statement(
     select(snapshots.c.rollout_id, snapshots.c.snapshot_id, snapshots.c.version, snapshots.c.incomplete)
     .where(snapshots.c.snapshot_id == bindparam("snapshot"))
     .order_by(snapshots.c.version.desc())
     .limit(1)
 )
-_FREEZE_ROLLOUT = (
+_SELECT_ROLLOUT_OF = Statement(
+    select(snapshots.c.rollout_id).where(
+        snapshots.c.snapshot_id == bindparam("snapshot"), snapshots.c.version == bindparam("at_version")
+    )
+)
+_FREEZE_ROLLOUT = Statement(
     update(rollouts)
     .where(rollouts.c.rollout_id == bindparam("rollout"))
     .values(
         state="frozen", version=bindparam("to_version"), snapshot_id=bindparam("snapshot"), frozen_at=bindparam("now")
     )
 )
-_COPY_ENTRIES = insert(snapshot_entries).from_select(
-    ["snapshot_id", "version", *ENTRY_COLUMNS],
-    select(bindparam("snapshot"), bindparam("to_version"), *(entries.c[name] for name in ENTRY_COLUMNS))
-    .where(entries.c.rollout_id == bindparam("rollout"))
-    .order_by(text("entries.rowid")),
-)
-_COPY_FLAGS = insert(snapshot_flags).from_select(
-    ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at"],
-    select(
-        bindparam("snapshot"),
-        bindparam("to_version"),
-        incomplete_flags.c.model_call_id,
-        incomplete_flags.c.reason,
-        incomplete_flags.c.detail,
-        incomplete_flags.c.flagged_at,
+_COPY_ENTRIES = Statement(
+    insert(snapshot_entries).from_select(
+        ["snapshot_id", "version", *ENTRY_COLUMNS],
+        select(bindparam("snapshot"), bindparam("to_version"), *(entries.c[name] for name in ENTRY_COLUMNS))
+        .where(entries.c.rollout_id == bindparam("rollout"))
+        .order_by(text("entries.rowid")),
     )
-    .where(incomplete_flags.c.rollout_id == bindparam("rollout"))
-    .order_by(incomplete_flags.c.flag_id),
 )
-_COPY_OPEN_INTENTS = insert(snapshot_flags).from_select(
-    ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at"],
-    select(
-        bindparam("snapshot"),
-        bindparam("to_version"),
-        call_intents.c.model_call_id,
-        literal(reasons.CALL_LOST),
-        func.printf("begun by process %d on %s", writers.c.pid, writers.c.host),
-        bindparam("now"),
+_COPY_FLAGS = Statement(
+    insert(snapshot_flags).from_select(
+        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at"],
+        select(
+            bindparam("snapshot"),
+            bindparam("to_version"),
+            incomplete_flags.c.model_call_id,
+            incomplete_flags.c.reason,
+            incomplete_flags.c.detail,
+            incomplete_flags.c.flagged_at,
+        )
+        .where(incomplete_flags.c.rollout_id == bindparam("rollout"))
+        .order_by(incomplete_flags.c.flag_id),
     )
-    .join(writers, writers.c.writer_id == call_intents.c.writer_id)
-    .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
 )
-_INSERT_HEAD = insert(snapshots)
-_SELECT_OUTCOME = (
+_COPY_OPEN_INTENTS = Statement(
+    insert(snapshot_flags).from_select(
+        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at"],
+        select(
+            bindparam("snapshot"),
+            bindparam("to_version"),
+            call_intents.c.model_call_id,
+            literal(reasons.CALL_LOST),
+            func.printf("begun by process %d on %s", writers.c.pid, writers.c.host),
+            bindparam("now"),
+        )
+        .join(writers, writers.c.writer_id == call_intents.c.writer_id)
+        .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
+    )
+)
+_INSERT_HEAD = Statement(insert(snapshots))
+_SELECT_OUTCOME = Statement(
     select(build_outcomes.c.version, build_outcomes.c.outcome, build_outcomes.c.reason)
     .where(build_outcomes.c.snapshot_id == bindparam("snapshot"))
     .order_by(build_outcomes.c.outcome_id.desc())
     .limit(1)
 )
-_INSERT_OUTCOME = insert(build_outcomes)
+_INSERT_OUTCOME = Statement(
+    insert(build_outcomes),
+    ["snapshot_id", "version", "rollout_id", "outcome", "reason", "metrics", "recorded_at"],
+)
 
 
 def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
@@ -112,27 +128,28 @@ def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
     Raises:
         RolloutRetiredError: the rollout was retired.
     """
-    row = batch.connection.execute(_SELECT_ROLLOUT, {"rollout": rollout_id}).one_or_none()
+    row = _SELECT_ROLLOUT.row(batch.connection, {"rollout": rollout_id})
     if row is None:
         return None
-    if row.state == "retired":
+    state, version, snapshot_id = row
+    if state == "retired":
         raise RolloutRetiredError(rollout_id, "a freeze")
-    if row.state == "frozen":
-        head = latest_head(batch, row.snapshot_id)
-        if head is not None and head.version == row.version:
+    if state == "frozen":
+        head = latest_head(batch, snapshot_id)
+        if head is not None and head.version == version:
             return head
         # A mark has raised the version since: the same snapshot gets a new, immutable row.
-        return _copy(batch, rollout_id, row.snapshot_id, row.version)
-    return _copy(batch, rollout_id, uuid.uuid4().hex, row.version + 1)
+        return _copy(batch, rollout_id, snapshot_id, version)
+    return _copy(batch, rollout_id, uuid.uuid4().hex, version + 1)
 
 
 def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> SnapshotHead:
     parameters = {"rollout": rollout_id, "snapshot": snapshot_id, "to_version": version, "now": batch.now}
     connection = batch.connection
     # The copies come before the head, which seals them.
-    entry_count = connection.execute(_COPY_ENTRIES, parameters).rowcount
-    flag_count = connection.execute(_COPY_FLAGS, parameters).rowcount
-    flag_count += connection.execute(_COPY_OPEN_INTENTS, parameters).rowcount
+    entry_count = _COPY_ENTRIES.run(connection, parameters)
+    flag_count = _COPY_FLAGS.run(connection, parameters)
+    flag_count += _COPY_OPEN_INTENTS.run(connection, parameters)
     head = SnapshotHead(rollout_id, snapshot_id, version, flag_count > 0)
     values = {
         "snapshot_id": snapshot_id,
@@ -142,20 +159,21 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
         "entry_count": entry_count,
         "frozen_at": batch.now,
     }
-    connection.execute(_INSERT_HEAD, values)
-    connection.execute(_FREEZE_ROLLOUT, parameters)
+    _INSERT_HEAD.run(connection, values)
+    _FREEZE_ROLLOUT.run(connection, parameters)
     return head
 
 
 def latest_head(batch: Batch, snapshot_id: str) -> SnapshotHead | None:
     """The newest version of a snapshot, without its entries."""
-    row = batch.connection.execute(_SELECT_HEAD, {"snapshot": snapshot_id}).one_or_none()
+    row = _SELECT_HEAD.row(batch.connection, {"snapshot": snapshot_id})
     return None if row is None else SnapshotHead(row[0], row[1], row[2], bool(row[3]))
 
 
-def latest_outcome(batch: Batch, snapshot_id: str) -> Any:
-    """The row (version, outcome, reason) of a snapshot's latest verdict, or None."""
-    return batch.connection.execute(_SELECT_OUTCOME, {"snapshot": snapshot_id}).one_or_none()
+def latest_outcome(batch: Batch, snapshot_id: str) -> tuple[int, str, str] | None:
+    """Version, outcome and reason of a snapshot's latest verdict, or None."""
+    row = _SELECT_OUTCOME.row(batch.connection, {"snapshot": snapshot_id})
+    return None if row is None else (row[0], row[1], row[2])
 
 
 def record_outcome(batch: Batch, verdict: Outcome) -> None:
@@ -164,19 +182,14 @@ def record_outcome(batch: Batch, verdict: Outcome) -> None:
     Raises:
         UnknownRolloutError: no snapshot has this id and version.
     """
-    head = batch.connection.execute(
-        select(snapshots.c.rollout_id).where(
-            snapshots.c.snapshot_id == bindparam("snapshot"), snapshots.c.version == bindparam("at_version")
-        ),
-        {"snapshot": verdict.snapshot_id, "at_version": verdict.version},
-    ).one_or_none()
+    wanted = {"snapshot": verdict.snapshot_id, "at_version": verdict.version}
+    head = _SELECT_ROLLOUT_OF.row(batch.connection, wanted)
     if head is None:
         raise UnknownRolloutError(
             f"no snapshot {verdict.snapshot_id!r} of version {verdict.version}: it was retired, or never taken"
         )
-    latest = latest_outcome(batch, verdict.snapshot_id)
-    if latest is None or tuple(latest) != (verdict.version, verdict.outcome, verdict.reason):
-        append_outcome(batch, head.rollout_id, verdict)
+    if latest_outcome(batch, verdict.snapshot_id) != (verdict.version, verdict.outcome, verdict.reason):
+        append_outcome(batch, head[0], verdict)
 
 
 def append_outcome(batch: Batch, rollout_id: str, verdict: Outcome) -> None:
@@ -190,4 +203,4 @@ def append_outcome(batch: Batch, rollout_id: str, verdict: Outcome) -> None:
         "metrics": verdict.metrics,
         "recorded_at": batch.now,
     }
-    batch.connection.execute(_INSERT_OUTCOME, values)
+    _INSERT_OUTCOME.run(batch.connection, values)

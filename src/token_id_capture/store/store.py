@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from token_id_capture import reasons
-from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StorageFullError, StoreClosedError
+from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry, validate_rollout_id
 from token_id_capture.store import queries, retirement, snapshot, writes
@@ -29,7 +29,7 @@ from token_id_capture.store.migrate import file_revision, refuse_newer
 from token_id_capture.store.opening import missing
 from token_id_capture.store.recent import RecentSequences
 from token_id_capture.store.schema import HEAD_REVISION
-from token_id_capture.store.writer import Writer
+from token_id_capture.store.writer import FREE_SPACE_FLOOR, Limits, Writer
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
 _FREEZE: Final = one_by_one(snapshot.freeze)
@@ -37,8 +37,6 @@ _OUTCOME: Final = one_by_one(snapshot.record_outcome)
 _DROP: Final = one_by_one(retirement.drop)
 _REMOVE: Final = one_by_one(retirement.remove)
 _SWEEP: Final = one_by_one(retirement.sweep_retired)
-
-FREE_SPACE_FLOOR: Final = 64 * 2**20
 
 # Calls whose begin and put lie in this process; beyond it the oldest are forgotten, and with them
 # only the check that their rollout was not deleted in between.
@@ -78,8 +76,7 @@ class TokenCaptureStore:
     ) -> None:
         self._path = database_path(database)
         self._create = create
-        self._free_space_floor = free_space_floor
-        self._max_bytes = max_bytes
+        self._limits = Limits(free_space_floor=free_space_floor, max_bytes=max_bytes)
         self._closed = False
         self._reset()
 
@@ -133,7 +130,6 @@ class TokenCaptureStore:
         """Store one call; durable and visible to every process when this returns."""
         self._check_process()
         entry = _validated(entry)
-        self._check_room(entry)
         known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
         packed = pack(entry, known[1] if known else None)
         begun = self._begun.pop((entry.rollout_id, entry.model_call_id), None)
@@ -267,7 +263,7 @@ class TokenCaptureStore:
     def _live_writer(self) -> Writer:
         self._check_process()
         if self._writer is None or not self._writer.alive:
-            self._writer = Writer(self._path, create=self._create, max_bytes=self._max_bytes)
+            self._writer = Writer(self._path, self._limits, create=self._create)
             self._writer.start()
         return self._writer
 
@@ -276,19 +272,6 @@ class TokenCaptureStore:
             self._forget_inherited()
         if self._closed:
             raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
-
-    def _check_room(self, entry: TokenEntry) -> None:
-        try:
-            disk = os.statvfs(self._path.parent)
-        except FileNotFoundError:
-            return
-        free = disk.f_bavail * disk.f_frsize
-        if free < self._free_space_floor:
-            raise StorageFullError(
-                f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} was not stored: {free:,} bytes are free "
-                f"beside {self._path}, fewer than the floor of {self._free_space_floor:,}. Free some space; "
-                "the store then goes on by itself."
-            )
 
     def _forget_inherited(self) -> None:
         _inherited.append((self._writer, self._reader))

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,29 +23,37 @@ from sqlalchemy import Connection, Engine
 from token_id_capture.errors import StorageFullError, StoreClosedError, StoreError
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
-from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, new_future, resolve
+from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, resolve
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
 from token_id_capture.store.warnings import PinnedWalWarning, warn
 
 logger = logging.getLogger(__name__)
 
+FREE_SPACE_FLOOR: Final = 64 * 2**20
 QUEUE_BYTES: Final = 64 * 2**20
 CHECKPOINT_BYTES: Final = 64 * 2**20
 TRUNCATE_BYTES: Final = 256 * 2**20
 IDLE_SECONDS: Final = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a writer may hold and fill, in bytes; see ``TokenCaptureStore``."""
+
+    free_space_floor: int = FREE_SPACE_FLOOR
+    max_bytes: int | None = None
+    queue_bytes: int = QUEUE_BYTES
+
+
 class Writer:
     """Owns the writing connection of one process to one database."""
 
-    def __init__(
-        self, path: Path, *, create: bool, max_bytes: int | None = None, queue_bytes: int = QUEUE_BYTES
-    ) -> None:
+    def __init__(self, path: Path, limits: Limits, *, create: bool) -> None:
         self._path = path
+        self._limits = limits
         self._create = create
-        self._max_bytes = max_bytes
-        self._queue = JobQueue(queue_bytes)
+        self._queue = JobQueue(limits.queue_bytes)
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
         self._engine: Engine | None = None
@@ -81,7 +90,7 @@ class Writer:
             StoreError, or what the operation raises.
         """
         loop = asyncio.get_running_loop()
-        future = new_future(loop)
+        future = loop.create_future()
         job = Job(operation, payload, size, loop, future)
         try:
             while (room := self._queue.offer(job)) is not None:
@@ -89,7 +98,7 @@ class Writer:
         except StoreClosedError as closed:
             # A writer that ended by itself, say because the file cannot be opened, says why.
             raise self.failure or closed from None
-        return await asyncio.shield(future)
+        return await future
 
     def end(self) -> None:
         """Take no more jobs; the thread finishes what waits and ends."""
@@ -124,9 +133,9 @@ class Writer:
     def _connect(self, engine: Engine) -> None:
         self._engine = engine
         self._connection = engine.connect()
-        if self._max_bytes is not None:
+        if self._limits.max_bytes is not None:
             page_size = self._raw("PRAGMA page_size")[0]
-            self._raw(f"PRAGMA max_page_count = {max(1, self._max_bytes // page_size)}")
+            self._raw(f"PRAGMA max_page_count = {max(1, self._limits.max_bytes // page_size)}")
 
     def _shut(self) -> None:
         self._queue.close()
@@ -193,50 +202,54 @@ class Writer:
             job.result, job.error = None, problem
 
     def _commit(self, group: list[Job]) -> None:
-        connection = self._connection
-        assert connection is not None
-        transaction = connection.begin()
+        driver = self._driver()
+        driver.execute("BEGIN IMMEDIATE")
         try:
-            batch = Batch(connection, self._identity.writer_id, time.time())
-            self._registered = self._identity.register(connection, batch.now, known=self._registered)
+            batch = Batch(driver, self._identity.writer_id, time.time(), self._shortage())
+            self._registered = self._identity.register(driver, batch.now, known=self._registered)
             for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
                 self._apply(batch, operation, list(jobs))
-            transaction.commit()
+            driver.execute("COMMIT")
             self._dirty = True
         except BaseException:
             self._registered = False
             # SQLite may have rolled back by itself, as it does on a full disk.
-            with contextlib.suppress(Exception):
-                transaction.rollback()
+            if driver.in_transaction:
+                driver.execute("ROLLBACK")
             raise
 
     def _apply(self, batch: Batch, operation: Operation, jobs: list[Job]) -> None:
         """Run one operation on its jobs; a job that fails is taken out, its neighbours are kept."""
-        savepoint = batch.connection.begin_nested()
+        driver = batch.connection
+        driver.execute("SAVEPOINT operation")
         try:
             operation(batch, jobs)
         except Exception as error:
-            if is_input_output_error(error) or not self._in_transaction():
+            if is_input_output_error(error) or not driver.in_transaction:
                 raise
-            savepoint.rollback()
+            driver.execute("ROLLBACK TO operation")
             problem = translated(error, self._path) or error
             for job in jobs:
                 job.result, job.error = None, problem if len(jobs) == 1 else None
             if len(jobs) > 1:
                 for job in jobs:
                     self._apply(batch, operation, [job])
-        else:
-            savepoint.commit()
+        finally:
+            if driver.in_transaction:
+                driver.execute("RELEASE operation")
 
-    def _in_transaction(self) -> bool:
+    def _shortage(self) -> str:
+        disk = os.statvfs(self._path.parent)
+        free, floor = disk.f_bavail * disk.f_frsize, self._limits.free_space_floor
+        return f"{free:,} bytes are free beside {self._path}, fewer than the floor of {floor:,}" if free < floor else ""
+
+    def _driver(self) -> Any:
+        """The driver's connection: SQLAlchemy opens and configures it, statements go past its cost."""
         assert self._connection is not None
-        return bool(self._connection.connection.driver_connection.in_transaction)  # type: ignore[union-attr]
+        return self._connection.connection.driver_connection
 
     def _raw(self, statement: str) -> Any:
-        # Past SQLAlchemy, which would begin a transaction first.
-        assert self._connection is not None
-        driver: Any = self._connection.connection.driver_connection
-        return driver.execute(statement).fetchone()
+        return self._driver().execute(statement).fetchone()
 
     def _checkpoint(self, *, idle: bool) -> None:
         size = self.wal_bytes()

@@ -12,10 +12,11 @@ from sqlalchemy import bindparam, column, delete, func, select, tuple_, update
 from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture import reasons
-from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
+from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, StorageFullError
 from token_id_capture.store.codec import PackedEntry, longest_prefix
 from token_id_capture.store.jobs import Batch, Job
 from token_id_capture.store.schema import call_intents, entries, incomplete_flags, late_writes, rollouts
+from token_id_capture.store.statements import Statement
 
 # A prompt that continues none of the longest earlier calls is stored whole; looking at them all
 # would make a put cost more the longer the rollout is.
@@ -70,13 +71,17 @@ _key = (
     func.json_extract(_each_key.c.value, "$[1]"),
 )
 
-_SELECT_ROLLOUTS = select(rollouts.c.rollout_id, rollouts.c.incarnation, rollouts.c.state).where(
-    rollouts.c.rollout_id.in_(_json_values("rollout_ids"))
+_SELECT_ROLLOUTS = Statement(
+    select(rollouts.c.rollout_id, rollouts.c.incarnation, rollouts.c.state).where(
+        rollouts.c.rollout_id.in_(_json_values("rollout_ids"))
+    )
 )
-_SELECT_STORED = select(entries.c.rollout_id, entries.c.model_call_id, entries.c.payload_digest).where(
-    tuple_(entries.c.rollout_id, entries.c.model_call_id).in_(select(*_key))
+_SELECT_STORED = Statement(
+    select(entries.c.rollout_id, entries.c.model_call_id, entries.c.payload_digest).where(
+        tuple_(entries.c.rollout_id, entries.c.model_call_id).in_(select(*_key))
+    )
 )
-_SELECT_CANDIDATES = (
+_SELECT_CANDIDATES = Statement(
     select(entries.c.model_call_id, entries.c.sequence_length, entries.c.sequence_digest)
     .where(
         entries.c.rollout_id == bindparam("rollout"),
@@ -86,15 +91,15 @@ _SELECT_CANDIDATES = (
     .order_by(entries.c.sequence_length.desc())
     .limit(PREFIX_CANDIDATES)
 )
-_INSERT_ROLLOUT = insert(rollouts)
-_INSERT_ENTRY = insert(entries)
-_INSERT_INTENT = insert(call_intents).on_conflict_do_nothing()
-_INSERT_FLAG = insert(incomplete_flags)
-_INSERT_LATE_WRITE = insert(late_writes).on_conflict_do_nothing()
-_DELETE_INTENTS = delete(call_intents).where(
-    tuple_(call_intents.c.rollout_id, call_intents.c.model_call_id).in_(select(*_key))
+_INSERT_ROLLOUT = Statement(insert(rollouts), ["rollout_id", "incarnation", "state", "version", "opened_at"])
+_INSERT_ENTRY = Statement(insert(entries))
+_INSERT_INTENT = Statement(insert(call_intents).on_conflict_do_nothing())
+_INSERT_FLAG = Statement(insert(incomplete_flags), ["rollout_id", "model_call_id", "reason", "detail", "flagged_at"])
+_INSERT_LATE_WRITE = Statement(insert(late_writes).on_conflict_do_nothing())
+_DELETE_INTENTS = Statement(
+    delete(call_intents).where(tuple_(call_intents.c.rollout_id, call_intents.c.model_call_id).in_(select(*_key)))
 )
-_REFUSE_INTENT = (
+_REFUSE_INTENT = Statement(
     update(call_intents)
     .where(
         call_intents.c.rollout_id == bindparam("rollout"),
@@ -103,7 +108,7 @@ _REFUSE_INTENT = (
     )
     .values(outcome="refused", detail=bindparam("said"))
 )
-_RAISE_VERSION = (
+_RAISE_VERSION = Statement(
     update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout")).values(version=rollouts.c.version + 1)
 )
 
@@ -134,6 +139,11 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
         elif rollout is not None and rollout.state == "frozen":
             _refuse_late(batch, entry, "frozen")
             job.error = RolloutFrozenError(*key)
+        elif batch.shortage:
+            job.error = StorageFullError(
+                f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} was not stored: {batch.shortage}. "
+                "Free some space; the store then goes on by itself."
+            )
         else:
             if rollout is None:
                 rollout = known[entry.rollout_id] = _open_rollout(batch, entry.rollout_id)
@@ -147,8 +157,8 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
 
 def _insert_entries(batch: Batch, accepted: list[PackedEntry]) -> None:
     rows = [{**entry.row(), "stored_at": batch.now, "writer_id": batch.writer_id} for entry in accepted]
-    batch.connection.execute(_INSERT_ENTRY, rows)
-    batch.connection.execute(_DELETE_INTENTS, {"keys": _keys(accepted)})
+    _INSERT_ENTRY.run_many(batch.connection, rows)
+    _DELETE_INTENTS.run(batch.connection, {"keys": _keys(accepted)})
 
 
 def _point_to_prefix(batch: Batch, put: Put, rollout: Rollout) -> None:
@@ -156,7 +166,7 @@ def _point_to_prefix(batch: Batch, put: Put, rollout: Rollout) -> None:
     if entry.prefix_call_id is not None and put.prefix_incarnation == rollout.incarnation:
         return
     parameters = {"rollout": entry.rollout_id, "longest": len(entry.prompt)}
-    candidates = [(row[0], row[1], row[2]) for row in batch.connection.execute(_SELECT_CANDIDATES, parameters)]
+    candidates = [(row[0], row[1], row[2]) for row in _SELECT_CANDIDATES.rows(batch.connection, parameters)]
     found = longest_prefix(entry.prompt, candidates) if candidates else None
     entry.prefix_call_id, entry.prefix_length = found if found is not None else (None, 0)
 
@@ -170,7 +180,7 @@ def _refuse_late(batch: Batch, entry: PackedEntry, state: str) -> None:
         "writer_id": batch.writer_id,
         "attempted_at": batch.now,
     }
-    batch.connection.execute(_INSERT_LATE_WRITE, values)
+    _INSERT_LATE_WRITE.run(batch.connection, values)
 
 
 def begin_calls(batch: Batch, jobs: list[Job]) -> None:
@@ -199,7 +209,7 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
                 }
             )
     if begun:
-        batch.connection.execute(_INSERT_INTENT, begun)
+        _INSERT_INTENT.run_many(batch.connection, begun)
 
 
 def refuse_calls(batch: Batch, jobs: list[Job]) -> None:
@@ -208,7 +218,7 @@ def refuse_calls(batch: Batch, jobs: list[Job]) -> None:
         {"rollout": job.payload.rollout_id, "call": job.payload.model_call_id, "said": job.payload.detail}
         for job in jobs
     ]
-    batch.connection.execute(_REFUSE_INTENT, calls)
+    _REFUSE_INTENT.run_many(batch.connection, calls)
 
 
 def mark_incomplete(batch: Batch, mark: Mark) -> None:
@@ -229,18 +239,18 @@ def _flag(batch: Batch, mark: Mark) -> None:
         "detail": mark.detail,
         "flagged_at": batch.now,
     }
-    batch.connection.execute(_INSERT_FLAG, values)
-    batch.connection.execute(_RAISE_VERSION, {"rollout": mark.rollout_id})
+    _INSERT_FLAG.run(batch.connection, values)
+    _RAISE_VERSION.run(batch.connection, {"rollout": mark.rollout_id})
 
 
 def _rollouts_of(batch: Batch, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
     parameters = {"rollout_ids": orjson.dumps(sorted(set(rollout_ids))).decode()}
-    return {row[0]: Rollout(*row) for row in batch.connection.execute(_SELECT_ROLLOUTS, parameters)}
+    return {row[0]: Rollout(*row) for row in _SELECT_ROLLOUTS.rows(batch.connection, parameters)}
 
 
 def _stored_digests(batch: Batch, jobs: list[Job]) -> dict[tuple[str, str], bytes]:
     keys = _keys(job.payload.entry for job in jobs)
-    return {(row[0], row[1]): row[2] for row in batch.connection.execute(_SELECT_STORED, {"keys": keys})}
+    return {(row[0], row[1]): row[2] for row in _SELECT_STORED.rows(batch.connection, {"keys": keys})}
 
 
 def _open_rollout(batch: Batch, rollout_id: str) -> Rollout:
@@ -252,7 +262,7 @@ def _open_rollout(batch: Batch, rollout_id: str) -> Rollout:
         "version": 0,
         "opened_at": batch.now,
     }
-    batch.connection.execute(_INSERT_ROLLOUT, values)
+    _INSERT_ROLLOUT.run(batch.connection, values)
     return rollout
 
 

@@ -1,0 +1,50 @@
+"""Core statements, compiled once.
+
+SQLAlchemy spends tens of microseconds on each execution, more than SQLite needs for most of these
+statements, and the writer executes a dozen of them a commit. So each statement is built with Core
+from the tables of ``schema``, compiled when its module is imported, and executed by the driver.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
+from sqlalchemy.sql import ClauseElement, Insert
+
+_DIALECT = sqlite_dialect(paramstyle="named")
+
+
+class Statement:
+    """One statement; its parameters are given by name."""
+
+    __slots__ = ("_defaults", "sql")
+
+    def __init__(self, clause: ClauseElement, columns: Sequence[str] | None = None) -> None:
+        """``columns`` are those that an INSERT gives values for; all of its table's by default."""
+        if isinstance(clause, Insert) and columns is None and clause.select is None:
+            columns = clause.table.columns.keys()
+        compiled = clause.compile(dialect=_DIALECT, column_keys=columns)
+        self.sql = str(compiled)
+        self._defaults = {name: value for name, value in compiled.params.items() if value is not None}
+
+    def run(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> int:
+        """Execute it; the answer is the number of rows that it changed."""
+        return connection.execute(self.sql, {**self._defaults, **parameters}).rowcount
+
+    def run_many(self, connection: sqlite3.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Execute it once for each row of parameters."""
+        if self._defaults:
+            rows = [{**self._defaults, **row} for row in rows]
+        connection.executemany(self.sql, rows)
+
+    def rows(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Execute it; the answer is all rows."""
+        return connection.execute(self.sql, {**self._defaults, **parameters}).fetchall()
+
+    def row(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Execute it; the answer is the first row, or None."""
+        row: tuple[Any, ...] | None = connection.execute(self.sql, {**self._defaults, **parameters}).fetchone()
+        return row
