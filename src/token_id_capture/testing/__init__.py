@@ -1,8 +1,8 @@
 """What users need to test against this package, and this package to test itself.
 
 ``policy`` is a small model with exact log probabilities, ``engine`` serves it as vLLM would,
-``serving`` puts that on a port, and ``contract`` is the suite that every store must pass. Import the
-module that you need; this package itself loads nothing.
+``serving`` puts that on a port, ``agent`` is a harness that talks to it, and ``contract`` is the suite
+that every store must pass. Import the module that you need; this package itself loads nothing.
 """
 
 import sys
