@@ -30,6 +30,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"consumer", "server"}),
     frozenset({"delivery"}),
     frozenset({"cli", "integrations"}),
+    frozenset({"__main__"}),
 )
 TIER_OF = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}
 

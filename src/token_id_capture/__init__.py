@@ -12,7 +12,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from token_id_capture.builder import (
+    BuildNotes,
+    BuildOutput,
+    Chain,
+    ChainLink,
+    Trajectory,
+    assert_prefix_contiguity,
+    per_request,
+    prefix_merging,
+    project_chain_to_output_items,
+    project_chain_trajectory,
+    project_main_chain_response,
+    project_main_chain_trajectory,
+    run_builder,
+)
 from token_id_capture.config import TokenIdCaptureConfig, TokenIdCaptureSettings
+from token_id_capture.consumer import (
+    clear_token_captures_for_rollouts,
+    token_id_capture_dirs_from_config,
+    trajectories_for_rollout,
+    trajectories_from_source,
+)
 from token_id_capture.errors import (
     ConfigurationError,
     ConflictingEntryError,
@@ -49,13 +70,27 @@ from token_id_capture.records import (
     strip_token_fields,
     validate_rollout_id,
 )
+from token_id_capture.sink import (
+    CaptureContext,
+    capture_tokens,
+    commit_entry,
+    current_capture_context,
+    register_call_intent,
+    reset_token_sink,
+    set_token_sink,
+)
 from token_id_capture.tokens import LogProbs, TokenIds
 
 if TYPE_CHECKING:
     from token_id_capture.store import TokenCaptureStore, make_token_store
 
 __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanation
+    "BuildNotes",
+    "BuildOutput",
     "CallIntents",
+    "CaptureContext",
+    "Chain",
+    "ChainLink",
     "ConfigurationError",
     "ConflictingEntryError",
     "CorruptCaptureError",
@@ -79,17 +114,36 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
     "TokenIds",
     "TokenSink",
     "TokenSource",
+    "Trajectory",
     "UnknownRolloutError",
     "UnsupportedFileSystemError",
     "UnusableDatabaseError",
+    "assert_prefix_contiguity",
+    "capture_tokens",
+    "clear_token_captures_for_rollouts",
+    "commit_entry",
+    "current_capture_context",
     "extract_token_fields",
     "install_token_sink",
     "install_token_source",
     "installed_token_sink",
     "installed_token_source",
     "make_token_store",
+    "per_request",
+    "prefix_merging",
+    "project_chain_to_output_items",
+    "project_chain_trajectory",
+    "project_main_chain_response",
+    "project_main_chain_trajectory",
+    "register_call_intent",
+    "reset_token_sink",
     "response_to_output_items",
+    "run_builder",
+    "set_token_sink",
     "strip_token_fields",
+    "token_id_capture_dirs_from_config",
+    "trajectories_for_rollout",
+    "trajectories_from_source",
     "validate_rollout_id",
 ]
 
