@@ -1,9 +1,9 @@
 """Every reason that the program records, with one sentence that explains it.
 
-A reason marks a rollout incomplete (``incomplete_flags.reason``) or says why a build was masked
-(``build_outcomes.reason``). Where a reason needs particulars, they follow after ``": "``, as in
-``token_count_mismatch: 5 token ids, 12 completion tokens``; the store keeps the two parts in the
-columns ``reason`` and ``detail``.
+A reason marks a rollout incomplete (``incomplete_flags.reason``), or says why a build was masked or
+its evidence let go (``build_outcomes.reason``). Where a reason needs particulars, they follow after
+``": "``, as in ``token_count_mismatch: 5 token ids, 12 completion tokens``; the store keeps the two
+parts of a flag's in the columns ``reason`` and ``detail``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ UNCAPTURED_ENDPOINT: Final = "uncaptured_endpoint"
 UNKNOWN_OUTCOME: Final = "unknown_outcome"
 UNSPECIFIED: Final = "unspecified"
 
+ABORTED_CALL: Final = "aborted_call"
 BUILD_FAILED: Final = "build_failed"
 CAPTURE_INCOMPLETE: Final = "capture_incomplete"
 EMPTY_GENERATIONS: Final = "empty_generations"
@@ -34,6 +35,8 @@ MULTIPLE_ROOTS: Final = "multiple_roots"
 NO_CAPTURE_KEY: Final = "no_capture_key"
 NOTHING_RECORDED: Final = "nothing_recorded"
 UNRESOLVED_RETRY: Final = "unresolved_retry"
+
+PRUNED: Final = "pruned"
 
 FLAG_REASONS: Final[dict[str, str]] = {
     CALL_LOST: "The call was begun and no tokens of it were ever stored: its process died or was cut off.",
@@ -52,6 +55,7 @@ FLAG_REASONS: Final[dict[str, str]] = {
 }
 
 BUILD_REASONS: Final[dict[str, str]] = {
+    ABORTED_CALL: "The engine cut a call of the sequence off, so the policy never finished that answer.",
     BUILD_FAILED: "The captured calls could not be joined to a sequence.",
     CAPTURE_INCOMPLETE: "At least one call of the rollout was lost or flagged; the flags say which and why.",
     EMPTY_GENERATIONS: "No captured call has a generated token, so there is nothing to train on.",
@@ -63,6 +67,10 @@ BUILD_REASONS: Final[dict[str, str]] = {
     NO_CAPTURE_KEY: "The record has neither a rollout id nor task and rollout indices.",
     NOTHING_RECORDED: "No call of this rollout was recorded.",
     UNRESOLVED_RETRY: "The last call was answered more than once and nothing says which answer was used.",
+}
+
+RELEASE_REASONS: Final[dict[str, str]] = {
+    PRUNED: "The evidence was older than an administrator wanted to keep it, and tokcap prune let it go.",
 }
 
 
