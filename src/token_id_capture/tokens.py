@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Self, TypeVar, overload
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from token_id_capture.errors import InvalidEntryError
@@ -32,6 +32,7 @@ class _Packed(Sequence[_Number]):
 
     typecode: ClassVar[Any]
     itemsize: ClassVar[int]
+    item_schema: ClassVar[dict[str, Any]]
 
     _base: bytes
     _items: memoryview[Any] | None
@@ -210,7 +211,8 @@ class _Packed(Sequence[_Number]):
     def _validate(cls, value: object) -> Self:
         if isinstance(value, cls):
             return value
-        if isinstance(value, str | bytes | bytearray | dict) or not isinstance(value, Iterable):
+        # A set or a mapping is iterable too, but has no order that anybody meant.
+        if isinstance(value, str | bytes | bytearray | Set | Mapping) or not isinstance(value, Iterable):
             raise PydanticCustomError("packed_sequence", "not a sequence of numbers")
         try:
             return cls(value)
@@ -223,6 +225,12 @@ class _Packed(Sequence[_Number]):
             cls._validate,
             serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value.tolist()),
         )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "array", "items": dict(cls.item_schema)}
 
 
 class TokenIds(_Packed[int]):
@@ -238,6 +246,7 @@ class TokenIds(_Packed[int]):
     __slots__ = ()
     typecode = "I"
     itemsize = 4
+    item_schema: ClassVar[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 
     @classmethod
     def _pack(cls, values: Iterable[Any]) -> bytes:
@@ -260,6 +269,7 @@ class LogProbs(_Packed[float]):
     __slots__ = ()
     typecode = "d"
     itemsize = 8
+    item_schema: ClassVar[dict[str, Any]] = {"type": "number"}
 
     @classmethod
     def _pack(cls, values: Iterable[Any]) -> bytes:
@@ -268,10 +278,11 @@ class LogProbs(_Packed[float]):
         items = values if isinstance(values, list | tuple | array) else list(values)
         try:
             packed = array("d", items)
+            # A sum is finite only if every item is, unless it overflows; only then look at each.
+            plausible = math.isfinite(sum(items))
         except (OverflowError, TypeError) as error:
             raise InvalidEntryError(f"log probabilities must be numbers ({error})") from error
-        # A sum is finite only if every item is, unless it overflows; only then look at each.
-        if not math.isfinite(sum(items)) and not all(map(math.isfinite, packed)):
+        if not plausible and not all(map(math.isfinite, packed)):
             position = next(i for i, value in enumerate(packed) if not math.isfinite(value))
             raise InvalidEntryError(f"log probability {position} is {packed[position]}, which is not a finite number")
         return packed.tobytes()
