@@ -1,0 +1,32 @@
+"""A measured process: ``python -m benchmark.child JOB ARGUMENTS``, the arguments as JSON.
+
+A job is a module of this package with ``async def run(start, **arguments)``. It imports, reads its
+inputs and opens what it measures, and then calls ``start``, which tells the parent "ready" and waits
+for its word: so preparing is not measured, and several processes begin together. What ``run``
+returns goes to the parent as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import warnings
+from importlib import import_module
+
+
+def start() -> None:
+    """Tell the parent that all is prepared, and wait until it says go."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def main() -> None:
+    """Run the job that the command line names."""
+    warnings.simplefilter("ignore")  # about this machine's SQLite, once in every process
+    job = import_module(f"benchmark.{sys.argv[1]}")
+    print(json.dumps(asyncio.run(job.run(start, **json.loads(sys.argv[2])))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

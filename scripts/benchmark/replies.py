@@ -1,0 +1,116 @@
+"""The reply level: an engine's whole answer to a chat, from its bytes to the client's and a durable record."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmark.inputs import Call, record_of
+from benchmark.stores import JsonLines, Ours
+
+_REQUEST = {
+    "model": "policy",
+    "messages": [{"role": "user", "content": "Go on."}],
+    "temperature": 1.0,
+    "max_completion_tokens": 2048,
+}
+
+
+class JsonLinesReply(JsonLines):
+    """Parse the reply, take out what belongs to a record, append it. The client is not served."""
+
+    form = "reply"
+
+    async def handle(self, call: Call) -> float:
+        start = time.perf_counter()
+        reply = orjson.loads(call.body)
+        choice = reply["choices"][0]
+        log_probs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        text = choice["message"]["content"]
+        await self.append(record_of(call, reply["prompt_token_ids"], choice["token_ids"], log_probs, text))
+        return time.perf_counter() - start
+
+
+class GatewayReply(Ours):
+    """The gateway's own handling of a captured call, between an upstream and a client that are not there.
+
+    It takes the engine's bytes, makes the record, stores it, and makes the bytes that the client is
+    sent, in which the token arrays are hidden as it had not asked for them.
+    """
+
+    form = "reply"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        from token_id_capture import sink
+        from token_id_capture.server import captured, client
+        from token_id_capture.server.engines import make_engine
+        from token_id_capture.server.engines.base import Endpoint
+        from token_id_capture.server.request import CallBody
+
+        body = CallBody.parse(Endpoint.CHAT, orjson.dumps(_REQUEST))
+        assert body is not None
+        self._body = body
+        self._engine = make_engine("auto")
+        self._sink, self._captured, self._client = sink, captured, client
+        self._scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+
+    async def handle(self, call: Call) -> float:
+        start = time.perf_counter()
+        context = self._sink.CaptureContext(call.rollout_id, call.call_id, self.store)
+        token = self._sink.set_token_sink(context)
+        served = _Served()
+        try:
+            await self._captured.CapturedCall(
+                self._client.Client(self._scope, _listen, served.send),
+                self._body,
+                b"",
+                engine=self._engine,
+                upstream=_Replay(call.body),  # type: ignore[arg-type]
+                drain_seconds=600.0,
+                log_probs_mode=None,
+            ).run()
+        finally:
+            self._sink.reset_token_sink(token)
+        seconds = time.perf_counter() - start
+        if not context.committed or not 0 < served.size < len(call.body) // 2:
+            raise RuntimeError(f"call {call.call_id} was not captured and served")
+        return seconds
+
+
+class _Replay:
+    """An upstream that answers with one prepared body; also the answer."""
+
+    status = 200
+    is_event_stream = False
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+    @asynccontextmanager
+    async def open(self, scope: Any, body: bytes, *, plain: bool) -> AsyncIterator[_Replay]:
+        yield self
+
+    async def read(self) -> bytes:
+        return self._body
+
+
+class _Served:
+    """A client that counts what it is sent."""
+
+    size = 0
+
+    async def send(self, message: Any) -> None:
+        self.size += len(message.get("body", b""))
+
+
+async def _listen() -> Any:
+    """A client that does not hang up."""
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,98 @@
+"""The benchmark runs, on workloads so small that its numbers say nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def run_bench(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "bench"), "--directory", str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def bench(directory: Path, *arguments: str) -> Any:
+    """What scripts/bench prints as JSON."""
+    done = run_bench(directory, "--json", "--repeats", "1", "--check", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert not list(directory.iterdir()), "files were left behind"
+    return json.loads(done.stdout)
+
+
+def test_every_workload_and_level_is_measured_for_all_stores(tmp_path: Path) -> None:
+    found = bench(tmp_path, "--shrink", "32", "--level", "store", "--level", "reply")
+    store, reply = found["levels"]["store"], found["levels"]["reply"]
+    assert sorted(store) == ["agent", "chat", "crowd", "long"]
+    assert sorted(reply) == ["agent", "chat", "long"]
+    for cells in store.values():
+        assert sorted(cells) == ["jsonl", "limit", "ours"]
+        assert all(cell["calls_per_second"] > 0 and cell["put_p99_ms"] > 0 for cell in cells.values())
+        # Nobody writes less than the limit, which has only what is new in each call.
+        assert cells["limit"]["disk_kb_per_call"] < min(cells[name]["disk_kb_per_call"] for name in ("ours", "jsonl"))
+    for cells in reply.values():
+        assert sorted(cells) == ["jsonl", "ours"]
+    assert found["limits"]
+    assert all(limit["holds"] is None for limit in found["limits"]), "shrunk workloads are not judged"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the delay is a library that Linux's loader puts in between")
+def test_the_fsync_delay_reaches_every_store(tmp_path: Path) -> None:
+    found = bench(tmp_path, "--shrink", "32", "--workload", "long", "--fsync-delay", "20ms")
+    (cells,) = found["levels"].values()
+    for name, cell in cells["long"].items():
+        assert cell["put_p50_ms"] >= 20, name
+
+
+def test_processes_scale_and_memory_are_measured(tmp_path: Path) -> None:
+    found = bench(tmp_path, "--shrink", "64", "--processes", "1,2", "--scale", "--memory")
+    assert {limit["section"] for limit in found["limits"]} == {"writers", "scale", "memory"}
+    assert set(found["levels"]["writers"]["crowd"]) == {"1 proc", "2 proc"}
+
+
+def test_a_duration_without_a_unit_is_refused(tmp_path: Path) -> None:
+    done = run_bench(tmp_path, "--fsync-delay", "5")
+    assert done.returncode == 2
+    assert "write it like 5ms" in done.stderr
+
+
+def test_a_verdict_says_its_bound_and_whether_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from benchmark.limits import Verdict
+
+    assert Verdict("levels", "calls/s", "chat", 1.2, True, 1.2).holds
+    assert not Verdict("levels", "calls/s", "chat", 1.1, True, 1.2).holds
+    assert Verdict("levels", "CPU", "chat", 0.8, False, 0.8).holds
+    assert str(Verdict("levels", "CPU", "chat", 0.9, False, 0.8)) == "0.90 <= 0.8 MISSED"
+    assert str(Verdict("levels", "CPU", "chat", 0.9, False, None)) == "0.90"
+
+
+def test_prepared_calls_extend_one_another_and_are_the_same_in_both_forms(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from benchmark.inputs import read_inputs, write_inputs
+    from benchmark.workloads import WORKLOADS
+
+    workload = WORKLOADS["agent"].shrunk(16)
+    write_inputs(workload, tmp_path, ("arrays", "reply"))
+    arrays, replies = (read_inputs(tmp_path, form)[0] for form in ("arrays", "reply"))
+    known: list[int] = []
+    for call, reply in zip(arrays, replies, strict=True):
+        assert (call.rollout_id, call.call_id) == (reply.rollout_id, reply.call_id)
+        fields, whole = orjson.loads(call.body), orjson.loads(reply.body)
+        assert fields["prompt_token_ids"][: len(known)] == known
+        known = fields["prompt_token_ids"] + fields["generation_token_ids"]
+        (choice,) = whole["choices"]
+        assert whole["prompt_token_ids"] == fields["prompt_token_ids"]
+        assert choice["token_ids"] == fields["generation_token_ids"]
+        assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == fields["generation_log_probs"]
+        assert choice["message"]["content"] == fields["text"]
+    assert len(known) == workload.prompt_length(workload.calls - 1) + workload.generated
