@@ -21,8 +21,8 @@ from token_id_capture.builder import (
 from token_id_capture.builder.call_forest import CallForest
 from token_id_capture.records import TokenEntry
 
-THOROUGH = settings(max_examples=1000, deadline=None)
-BRIEF = settings(max_examples=200, deadline=None)
+THOROUGH = settings(max_examples=1000)
+BRIEF = settings(max_examples=200)
 
 
 def say_what_happened(expected: Reference) -> None:

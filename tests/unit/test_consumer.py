@@ -283,7 +283,7 @@ async def test_many_divergences_are_counted_and_only_the_first_are_listed() -> N
     assert (built["metrics"]["divergent_prompts"], len(built["divergences"])) == (39, 16)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(call_trees())
 def test_no_rollout_makes_it_raise_and_only_one_whole_sequence_is_unmasked(entries: list[TokenEntry]) -> None:
     built = asyncio.run(build(entries, projection="both"))

@@ -8,7 +8,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -54,6 +54,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(
     prompt=st.lists(st.integers(0, 2**32 - 1), max_size=20),
     generated=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(-1e9, 0.0)), max_size=20),
@@ -271,6 +272,7 @@ def test_a_chat_message_becomes_an_item_with_all_that_it_had() -> None:
     assert (items, index) == ([{"type": "message", **message}], 0)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from([*TOKEN_FIELDS, "type", "content", "role"]), values))
 def test_stripping_takes_the_token_fields_and_nothing_else(item: dict[str, Any]) -> None:
     stripped = strip_token_fields(item)
