@@ -7,14 +7,15 @@ the time of a short command. ``conftest`` talks to this program over a socket, i
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import socket
 import sys
 
+import token_id_capture.cli.finalizer  # with the store, which nearly every command imports late
 import token_id_capture.cli.main
-import token_id_capture.store  # what nearly every command imports late
 
 
 def serve(requests: socket.socket) -> None:
@@ -47,5 +48,6 @@ def become(request: dict[str, object], streams: list[int], requests: socket.sock
 
 
 if __name__ == "__main__":
+    gc.freeze()  # else each child copies every page that its collector looks at
     serve(socket.socket(fileno=int(sys.argv[1])))
     sys.exit(token_id_capture.cli.main.main())

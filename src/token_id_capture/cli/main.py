@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn, TextIO
 
 import typer
 
-from token_id_capture.cli import ls, show
+from token_id_capture.cli import backup, doctor, finalize, ls, prune, show, vacuum, verify
 from token_id_capture.cli.common import EXIT_UNUSABLE
 from token_id_capture.errors import TokenCaptureError
 
@@ -28,8 +28,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.command("backup")(backup.backup)
+app.command("doctor")(doctor.doctor)
+app.command("finalize")(finalize.finalize)
 app.command("ls")(ls.ls)
+app.command("prune")(prune.prune)
 app.command("show")(show.show)
+app.command("vacuum")(vacuum.vacuum)
+app.command("verify")(verify.verify)
 
 
 def _print_version(wanted: bool) -> None:

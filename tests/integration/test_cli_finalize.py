@@ -1,0 +1,593 @@
+"""``tokcap finalize``: the rows it writes, what it refuses, and that an interruption costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import TOKCAP, RunTokcap, clean_environment
+from token_id_capture import reasons
+from token_id_capture.records import TokenEntry
+from token_id_capture.store import TokenCaptureStore
+
+PROMPT, FIRST, BETWEEN, SECOND = [1, 2], [10, 11, 99], [5, 6], [12, 99]
+SEQUENCE = [*PROMPT, *FIRST, *BETWEEN, *SECOND]
+LOSS_MASK = [0, 0, 1, 1, 1, 0, 0, 1, 1]
+LOG_PROBS = [0.0, 0.0, -0.25, -0.25, -0.25, 0.0, 0.0, -0.25, -0.25]
+
+
+def two_turns(rollout_id: str) -> list[TokenEntry]:
+    """One agent, two turns: the second prompt continues the first answer."""
+    turns = [("a", PROMPT, FIRST), ("b", [*PROMPT, *FIRST, *BETWEEN], SECOND)]
+    return [
+        TokenEntry(
+            rollout_id=rollout_id,
+            model_call_id=call,
+            prompt_token_ids=prompt,
+            generation_token_ids=generation,
+            generation_log_probs=[-0.25] * len(generation),
+            output_items=[{"type": "message", "role": "assistant", "content": call}],
+            token_item_index=0,
+            created_at=1.75e9,
+        )
+        for call, prompt, generation in turns
+    ]
+
+
+def record(task: int, **fields: Any) -> dict[str, Any]:
+    """A finished rollout as an agent framework writes it."""
+    return {
+        "_ng_task_index": task,
+        "_ng_rollout_index": 0,
+        "reward": task / 7,
+        "response": {"id": f"resp-{task}", "output": [{"type": "message", "content": "as the harness saw it"}]},
+        "note": "größer \u2028 als",
+        **fields,
+    }
+
+
+@dataclass
+class Bench:
+    """A database with captured rollouts, their records in a file, and the file for the rows."""
+
+    directory: Path
+    tokcap: RunTokcap
+
+    @property
+    def database(self) -> Path:
+        return self.directory / "captures.db"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.directory / "rollouts.jsonl"
+
+    @property
+    def output(self) -> Path:
+        return self.directory / "train.jsonl"
+
+    def capture(self, tasks: Sequence[int], incomplete: Sequence[int] = ()) -> None:
+        async def put() -> None:
+            async with TokenCaptureStore(self.database) as store:
+                entries = [entry for task in tasks for entry in two_turns(f"{task}-0")]
+                await asyncio.gather(*map(store.put, entries))
+                for task in incomplete:
+                    await store.mark_incomplete(f"{task}-0", "b", reasons.LOST_STREAM)
+
+        asyncio.run(put())
+
+    def write(self, *lines: dict[str, Any] | str | bytes) -> None:
+        self.rollouts.write_bytes(b"".join(as_line(line) for line in lines))
+
+    def finalize(self, *options: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        source = "-" if stdin else self.rollouts
+        arguments = ["finalize", source, "--database", self.database, "--output", self.output, *options]
+        return self.tokcap(*arguments, stdin=stdin)
+
+    def summary(self, *options: object) -> dict[str, Any]:
+        finished = self.finalize("--json", *options)
+        assert "Traceback" not in finished.stderr, finished.stderr
+        return {**json.loads(finished.stdout), "code": finished.returncode}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.output.read_bytes().splitlines()]
+
+    def states(self) -> dict[str, tuple[str, str | None]]:
+        listed = json.loads(self.tokcap("ls", "-d", self.database, "--json", "-n", 1000).stdout)
+        return {rollout["rollout_id"]: (rollout["state"], rollout["outcome"]) for rollout in listed}
+
+
+def as_line(line: dict[str, Any] | str | bytes) -> bytes:
+    if isinstance(line, dict):
+        line = json.dumps(line)
+    return (line.encode() if isinstance(line, str) else line) + b"\n"
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tokcap: RunTokcap) -> Bench:
+    return Bench(tmp_path, tokcap)
+
+
+# The rows
+
+
+def test_a_record_gets_its_rebuilt_response_and_keeps_every_other_field(bench: Bench) -> None:
+    bench.capture([0])
+    given = record(0)
+    bench.write(given)
+    done = bench.finalize()
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == "tokcap: 1 rows written, 0 of them masked\n"
+    [row] = bench.rows()
+    assert [item["generation_token_ids"] for item in row["response"]["output"]] == [FIRST, SECOND]
+    assert [item["prompt_token_ids"] for item in row["response"]["output"]] == [PROMPT, SEQUENCE[:7]]
+    capture = row.pop("_ng_token_capture")
+    assert (capture["rollout_id"], capture["version"], capture["reason"]) == ("0-0", 1, "")
+    assert capture["snapshot_id"]
+    row["response"]["output"] = given["response"]["output"]
+    assert row == given
+
+
+def test_a_trajectory_row_is_flat_and_keeps_all_but_the_response(bench: Bench) -> None:
+    bench.capture([0])
+    given = record(0)
+    bench.write(given)
+    assert bench.finalize("--format", "trajectory").returncode == 0
+    [row] = bench.rows()
+    capture = row.pop("_ng_token_capture")
+    del given["response"]
+    assert row == {
+        **given,
+        "rollout_id": "0-0",
+        "token_ids": SEQUENCE,
+        "loss_mask": LOSS_MASK,
+        "log_probs": LOG_PROBS,
+        "mask_sample": False,
+        "mask_reason": None,
+        "snapshot_id": capture["snapshot_id"],
+        "version": 1,
+    }
+
+
+def test_rows_come_in_the_order_of_the_input(bench: Bench) -> None:
+    tasks = [(task * 17) % 50 for task in range(50)]
+    bench.capture(tasks)
+    bench.write(*(record(task) for task in tasks))
+    assert bench.summary("--format", "trajectory")["written"] == 50
+    assert [row["_ng_task_index"] for row in bench.rows()] == tasks
+
+
+def test_a_masked_rollout_says_why_and_gives_nothing_to_train_on(bench: Bench) -> None:
+    bench.capture([0, 1], incomplete=[1])
+    bench.write(record(0), record(1))
+    done = bench.summary("--format", "trajectory", "--retire")
+    assert (done["code"], done["written"], done["masked"], done["retired"]) == (0, 2, 1, 1)
+    assert done["reasons"] == {"capture_incomplete": 1}
+    row = bench.rows()[1]
+    assert (row["mask_sample"], row["mask_reason"]) == (True, "capture_incomplete")
+    assert row["token_ids"] == row["loss_mask"] == row["log_probs"] == []
+    assert bench.states() == {"0-0": ("retired", "delivered"), "1-0": ("frozen", "masked")}
+
+
+def test_a_masked_record_keeps_the_response_of_the_harness(bench: Bench) -> None:
+    bench.capture([0], incomplete=[0])
+    bench.write(record(0))
+    assert bench.finalize().returncode == 0
+    [row] = bench.rows()
+    assert row["mask_sample"] is True
+    assert row["response"] == record(0)["response"]
+
+
+def test_a_mask_of_the_harness_is_never_lifted(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0, mask_sample=True))
+    assert bench.summary("--format", "trajectory", "--retire")["retired"] == 1
+    [row] = bench.rows()
+    assert (row["mask_sample"], row["mask_reason"], row["token_ids"]) == (True, None, SEQUENCE)
+
+
+def test_without_retire_the_delivery_is_recorded_and_the_captures_stay(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert bench.finalize().returncode == 0
+    assert bench.states() == {"0-0": ("frozen", "delivered")}
+
+
+def test_the_id_may_stand_in_a_field_of_your_own(bench: Bench) -> None:
+    bench.capture([3])
+    bench.write({"episode": "3-0", "reward": 1}, {"reward": 1})
+    done = bench.finalize("--id-field", "episode", "--format", "trajectory")
+    assert done.returncode == 1
+    assert "line 2 is refused: no rollout id: the record has no field 'episode'" in done.stderr
+    assert [row["token_ids"] for row in bench.rows()] == [SEQUENCE]
+
+
+def test_an_explicit_id_and_an_attempt_are_understood(bench: Bench) -> None:
+    async def put() -> None:
+        async with TokenCaptureStore(bench.database) as store:
+            for rollout_id in ("chosen", "4-2-a1"):
+                await asyncio.gather(*map(store.put, two_turns(rollout_id)))
+
+    asyncio.run(put())
+    bench.write({"_ng_rollout_id": "chosen"}, {"_ng_task_index": 4, "_ng_rollout_index": 2, "_ng_attempt_index": 1})
+    assert bench.finalize("--format", "trajectory").returncode == 0
+    assert [row["rollout_id"] for row in bench.rows()] == ["chosen", "4-2-a1"]
+
+
+def test_records_may_come_through_a_pipe(bench: Bench) -> None:
+    bench.capture([0, 1])
+    assert bench.finalize(stdin=as_line(record(0)) + as_line(record(1))).returncode == 0
+    assert [row["_ng_task_index"] for row in bench.rows()] == [0, 1]
+
+
+def test_numbers_and_text_that_json_libraries_disagree_on_pass_unharmed(bench: Bench) -> None:
+    bench.capture([0, 1, 2])
+    texts = ['"seed": 123456789012345678901234567890', '"loss": NaN, "best": -Infinity', '"text": "\\ud800"']
+    bench.write(*(f'{{"_ng_task_index": {task}, "_ng_rollout_index": 0, {text}}}' for task, text in enumerate(texts)))
+    assert bench.summary("--format", "trajectory")["masked"] == 0
+    big, not_numbers, surrogate = bench.rows()
+    assert big["seed"] == 123456789012345678901234567890
+    assert not_numbers["loss"] != not_numbers["loss"]
+    assert not_numbers["best"] == float("-inf")
+    assert surrogate["text"] == "\ud800"
+    assert big["token_ids"] == not_numbers["token_ids"] == surrogate["token_ids"] == SEQUENCE
+    again = bench.summary("--format", "trajectory")
+    assert (again["code"], again["already_there"]) == (0, 3)
+
+
+# Records that carry their own token ids
+
+
+def carrying(task: int) -> dict[str, Any]:
+    items = [
+        {
+            "type": "message",
+            "prompt_token_ids": prompt,
+            "generation_token_ids": generation,
+            "generation_log_probs": [-0.25] * len(generation),
+        }
+        for prompt, generation in [(PROMPT, FIRST), ([*PROMPT, *FIRST, *BETWEEN], SECOND)]
+    ]
+    return record(task, response={"output": items})
+
+
+def test_a_record_with_token_ids_passes_byte_for_byte_and_its_capture_is_retired(bench: Bench) -> None:
+    bench.capture([0])
+    text = json.dumps(carrying(0), indent=None, separators=(" , ", " : "))
+    bench.write(text)
+    done = bench.summary("--retire")
+    assert (done["code"], done["written"], done["masked"], done["retired"]) == (0, 1, 0, 1)
+    assert bench.output.read_text() == text + "\n"
+    assert bench.states() == {"0-0": ("retired", "delivered")}
+    again = bench.summary("--retire")
+    assert (again["code"], again["already_there"]) == (0, 1)
+
+
+def test_a_redundant_capture_that_was_kept_is_retired_by_a_later_run(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(carrying(0))
+    assert bench.summary()["retired"] == 0
+    assert bench.summary("--retire")["retired"] == 1
+    assert bench.states()["0-0"][0] == "retired"
+
+
+def test_a_record_with_token_ids_needs_no_capture(bench: Bench) -> None:
+    bench.capture([9])
+    bench.write(carrying(0))
+    assert bench.summary("--format", "trajectory")["code"] == 0
+    [row] = bench.rows()
+    assert (row["token_ids"], row["loss_mask"], row["log_probs"]) == (SEQUENCE, LOSS_MASK, LOG_PROBS)
+    assert (row["mask_sample"], row["snapshot_id"]) == (False, "")
+
+
+def test_malformed_token_ids_of_a_record_mask_its_trajectory(bench: Bench) -> None:
+    bench.capture([0])
+    given = carrying(0)
+    del given["response"]["output"][1]["generation_log_probs"]
+    bench.write(given)
+    assert bench.summary("--format", "trajectory")["reasons"] == {"build_failed": 1}
+    [row] = bench.rows()
+    assert (row["mask_sample"], row["mask_reason"], row["token_ids"]) == (True, "build_failed", [])
+
+
+# What is refused, by line
+
+
+def test_broken_lines_are_named_and_the_others_are_done(bench: Bench) -> None:
+    bench.capture([0, 1])
+    bench.write(
+        record(0),
+        "{not json",
+        b'{"note": "\xff\xfe"}',
+        "[1, 2]",
+        "",
+        {"reward": 1},
+        {"_ng_rollout_id": "../x"},
+        {"_ng_task_index": "7", "_ng_rollout_index": 0},
+        "[" * 100_000,
+        record(1),
+    )
+    done = bench.finalize()
+    assert done.returncode == 1
+    refused = [line for line in done.stderr.splitlines() if "is refused" in line]
+    assert [int(line.split()[2]) for line in refused] == [2, 3, 4, 6, 7, 8, 9]
+    assert "no JSON object, but list" in refused[2]
+    assert "--id-field" in refused[3]
+    assert "'../x'" in refused[4]
+    assert [row["_ng_task_index"] for row in bench.rows()] == [0, 1]
+    assert "7 lines refused" in done.stderr
+
+
+def test_a_second_record_of_one_rollout_is_refused_by_its_line(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0), record(0, reward=9))
+    done = bench.finalize()
+    assert done.returncode == 1
+    assert "line 2 is refused: rollout '0-0' stands in line 1 already" in done.stderr
+    assert [row["reward"] for row in bench.rows()] == [0.0]
+
+
+@pytest.mark.parametrize("row_format", ["record", "trajectory"])
+def test_a_rollout_that_nobody_captured_is_masked_and_named(bench: Bench, row_format: str) -> None:
+    bench.capture([0])
+    bench.write(record(7), record(0))
+    done = bench.finalize("--format", row_format, "--retire")
+    assert done.returncode == 1
+    assert "line 1: no rollout '7-0' is in this database" in done.stderr
+    unknown, known = bench.rows()
+    assert unknown["mask_sample"] is True
+    assert unknown["_ng_token_capture"]["reason"] == "nothing_recorded"
+    assert not known.get("mask_sample")
+    assert "7-0" not in bench.states()
+
+
+def test_corrupt_captures_mask_their_rollout_and_name_the_call(bench: Bench) -> None:
+    bench.capture([0, 1])
+    with contextlib.closing(sqlite3.connect(bench.database)) as connection:
+        connection.execute("UPDATE entries SET generation = zeroblob(length(generation)) WHERE rollout_id = '0-0'")
+        connection.commit()
+    bench.write(record(0), record(1))
+    done = bench.finalize()
+    assert done.returncode == 1
+    assert "line 1: its row is masked" in done.stderr
+    assert [row["_ng_token_capture"]["reason"] for row in bench.rows()] == ["freeze_failed", ""]
+
+
+def test_a_rollout_retired_by_somebody_else_is_masked_and_named(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert bench.summary("--retire")["retired"] == 1
+    bench.output.unlink()
+    done = bench.finalize()
+    assert done.returncode == 1
+    assert "line 1: its row is masked: rollout '0-0' is retired" in done.stderr
+
+
+# What is refused as a whole: one line, exit 2, nothing written
+
+
+def one_line(finished: subprocess.CompletedProcess[str]) -> str:
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.count("\n") == 1, finished.stderr
+    return finished.stderr
+
+
+def test_a_missing_database_is_not_made_and_no_output_either(bench: Bench) -> None:
+    bench.write(record(0))
+    assert str(bench.database) in one_line(bench.finalize())
+    assert sorted(path.name for path in bench.directory.iterdir()) == ["rollouts.jsonl"]
+
+
+def test_a_missing_input_is_named(bench: Bench) -> None:
+    bench.capture([0])
+    assert "cannot read" in one_line(bench.finalize())
+    assert not bench.output.exists()
+
+
+def test_an_output_in_a_missing_directory_is_named(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert "cannot write" in one_line(bench.finalize("--output", bench.directory / "none" / "train.jsonl"))
+
+
+def test_an_output_that_cannot_be_durable_is_refused(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert "regular file" in one_line(bench.finalize("--output", os.devnull))
+
+
+def test_the_input_is_never_the_output(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    before = bench.rollouts.read_bytes()
+    (bench.directory / "link").symlink_to(bench.rollouts)
+    assert "is the input" in one_line(bench.finalize("--output", bench.directory / "link"))
+    assert bench.rollouts.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["my notes", "my notes\n", '{"reward": 1}\n', '{"_ng_rollout_id": "x"}\n', '{"half": \n', '["a"]', "\n\n"],
+    ids=["text", "text line", "no id", "no row", "broken line", "array", "blank"],
+)
+def test_an_output_that_holds_something_else_is_left_as_it_is(bench: Bench, content: str) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    bench.output.write_text(content)
+    assert "line 1 is no row of this command" in one_line(bench.finalize())
+    assert bench.output.read_text() == content
+
+
+def test_rows_of_the_other_format_are_not_mixed_in(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert bench.finalize("--format", "trajectory").returncode == 0
+    before = bench.output.read_bytes()
+    assert "no row of --format record" in one_line(bench.finalize("--format", "record"))
+    assert bench.output.read_bytes() == before
+
+
+def test_two_runs_never_write_one_output_at_once(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    with bench.output.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another process writes" in one_line(bench.finalize())
+
+
+# Going on after an interruption
+
+
+def test_a_second_run_repeats_nothing(bench: Bench) -> None:
+    bench.capture(range(20), incomplete=[3])
+    bench.write(*(record(task) for task in range(20)))
+    assert bench.summary()["written"] == 20
+    before = bench.output.read_bytes()
+    again = bench.summary()
+    assert (again["code"], again["written"], again["already_there"]) == (0, 0, 20)
+    assert bench.output.read_bytes() == before
+
+
+@pytest.mark.parametrize("row_format", ["record", "trajectory"])
+def test_rows_delivered_but_not_retired_are_retired_by_a_second_run(bench: Bench, row_format: str) -> None:
+    bench.capture([0, 1, 2], incomplete=[1])
+    bench.write(record(0), record(1), record(2))
+    assert bench.summary("--format", row_format)["retired"] == 0
+    again = bench.summary("--format", row_format, "--retire")
+    assert (again["code"], again["already_there"], again["retired"]) == (0, 3, 2)
+    states = {rollout: state for rollout, (state, _) in bench.states().items()}
+    assert states == {"0-0": "retired", "1-0": "frozen", "2-0": "retired"}
+    assert bench.summary("--format", row_format, "--retire")["retired"] == 0
+
+
+@pytest.mark.parametrize("kept", [1, 40, -2, -1])
+def test_a_torn_last_row_is_cut_off_and_written_again(bench: Bench, kept: int) -> None:
+    bench.capture([0, 1])
+    bench.write(record(0), record(1))
+    assert bench.finalize().returncode == 0
+    whole = bench.output.read_bytes()
+    first, second = whole.splitlines(keepends=True)
+    bench.output.write_bytes(first + second[:kept])
+    assert bench.summary()["code"] == 0
+    assert bench.output.read_bytes() == whole
+
+
+def test_a_rollout_that_changed_after_its_row_was_written_is_not_retired(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert bench.finalize().returncode == 0
+
+    async def mark() -> None:
+        async with TokenCaptureStore(bench.database) as store:
+            await store.mark_incomplete("0-0", "late", reasons.CALL_LOST)
+
+    asyncio.run(mark())
+    done = bench.finalize("--retire")
+    assert done.returncode == 1
+    assert "line 1: rollout '0-0' was not retired" in done.stderr
+    assert bench.states()["0-0"][0] == "frozen"
+
+
+@contextlib.contextmanager
+def running(bench: Bench, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The installed command, reading a pipe that stays open."""
+    command = [TOKCAP, "finalize", "-", "-d", bench.database, "-o", bench.output, *options]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def feed_and_wait(bench: Bench, process: subprocess.Popen[bytes], tasks: Sequence[int]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"".join(as_line(record(task)) for task in tasks))
+    process.stdin.flush()
+    deadline = time.monotonic() + 30
+    while not bench.output.exists() or len(bench.output.read_bytes().splitlines()) < len(tasks):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_row_and_says_how_to_go_on(bench: Bench, number: signal.Signals, code: int) -> None:
+    bench.capture(range(4))
+    with running(bench, "--retire") as process:
+        feed_and_wait(bench, process, [0, 1])
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert b"run the same command again to go on" in said
+    assert b"Traceback" not in said
+    assert len(bench.rows()) == 2
+    bench.write(*(record(task) for task in range(4)))
+    done = bench.summary("--retire")
+    assert (done["code"], done["written"], done["already_there"]) == (0, 2, 2)
+    assert {state for state, _ in bench.states().values()} == {"retired"}
+
+
+def test_a_killed_run_loses_nothing_and_repeats_nothing(bench: Bench) -> None:
+    bench.capture(range(40))
+    with running(bench, "--retire") as process:
+        feed_and_wait(bench, process, range(20))
+        process.kill()
+    bench.write(*(record(task) for task in range(40)))
+    done = bench.summary("--retire")
+    assert (done["code"], done["written"]) == (0, 40 - done["already_there"])
+    assert [row["_ng_task_index"] for row in bench.rows()] == list(range(40))
+    assert {state for state, _ in bench.states().values()} == {"retired"}
+
+
+# Too many masked rollouts
+
+
+def test_a_run_that_masks_too_much_stops_after_the_row_that_told(bench: Bench) -> None:
+    masked = [1, 2, 4, 5]
+    bench.capture(range(30), incomplete=masked)
+    bench.write(*(record(task) for task in range(30)))
+    done = bench.finalize("--max-mask-fraction", 0.5, "--mask-fraction-min-samples", 3, "--json")
+    # 2 of 3 are more than a half; 1 of 2 was too few to tell.
+    assert done.returncode == 1
+    assert [row["_ng_task_index"] for row in bench.rows()] == [0, 1, 2]
+    assert "2 of 3 rollouts are masked" in done.stderr
+    assert "2 masked: capture_incomplete" in done.stderr
+    assert json.loads(done.stdout)["stopped"]
+
+
+def test_exactly_the_allowed_fraction_does_not_stop(bench: Bench) -> None:
+    bench.capture(range(4), incomplete=[1, 3])
+    bench.write(*(record(task) for task in range(4)))
+    done = bench.summary("--max-mask-fraction", 0.5, "--mask-fraction-min-samples", 1)
+    assert (done["code"], done["written"], done["stopped"]) == (0, 4, None)
+
+
+def test_a_stopped_run_goes_on_with_the_rest(bench: Bench) -> None:
+    bench.capture(range(6), incomplete=range(6))
+    bench.write(*(record(task) for task in range(6)))
+    assert bench.summary("--max-mask-fraction", 0, "--mask-fraction-min-samples", 2)["written"] == 2
+    assert bench.summary()["written"] == 4
+    assert [row["_ng_task_index"] for row in bench.rows()] == list(range(6))
+
+
+@pytest.mark.parametrize("fraction", ["-0.1", "1.5", "half"])
+def test_a_fraction_outside_zero_to_one_is_a_usage_error(bench: Bench, fraction: str) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    refused = bench.finalize("--max-mask-fraction", fraction)
+    assert refused.returncode == 2
+    assert "--max-mask-fraction" in refused.stderr
+    assert not bench.output.exists()
