@@ -1,0 +1,45 @@
+"""Durations and sizes, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as ``90m``, ``36h`` or ``14d``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration: write a number and one of s, m, h, d or w, as in 90m, 36h or 14d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def show_duration(seconds: float) -> str:
+    """The largest unit that leaves a whole number of at least 2, or seconds."""
+    for unit in ("d", "h", "m"):
+        if seconds >= 2 * _SECONDS[unit]:
+            return f"{int(seconds // _SECONDS[unit])}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def show_bytes(size: int) -> str:
+    """A number of bytes in the decimal units that disks are sold in."""
+    if size < 1000:
+        return f"{size} bytes"
+    value = float(size)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.95 or unit == "TB":
+            break
+    return f"{value:.1f} {unit}"
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """``1 call``, ``1,204 calls``."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
