@@ -59,18 +59,28 @@ def check_file_system(path: Path) -> None:
     kind = file_system_of(path)
     if kind is None:
         return
-    family = kind.partition(".")[0]
-    # nfs4, nfsd: any protocol version.
-    if family in _REFUSED or family.startswith("nfs"):
+    if is_refused(kind):
         raise UnsupportedFileSystemError(
             f"{path} lies on {kind}, where several processes cannot share a WAL database without losing data. "
             "Put it on a local disk of this machine, and copy it afterwards with tokcap backup."
         )
-    if family in _VOLATILE:
+    if is_volatile(kind):
         warn(
             f"{path} lies on {kind}: a restart of the machine loses it. Use a disk for runs that matter.",
             VolatileStorageWarning,
         )
+
+
+def is_refused(kind: str) -> bool:
+    """Whether WAL mode loses data on this type of file system."""
+    family = kind.partition(".")[0]
+    # nfs4, nfsd: any protocol version.
+    return family in _REFUSED or family.startswith("nfs")
+
+
+def is_volatile(kind: str) -> bool:
+    """Whether a restart of the machine empties this type of file system."""
+    return kind.partition(".")[0] in _VOLATILE
 
 
 def file_system_of(path: Path, mounts: str = "/proc/self/mountinfo") -> str | None:
