@@ -129,7 +129,7 @@ def test_a_record_gets_its_rebuilt_response_and_keeps_every_other_field(bench: B
     bench.write(given)
     done = bench.finalize()
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == "tokcap: 1 rows written, 0 of them masked\n"
+    assert done.stderr == "tokcap: 1 written, 0 of them masked\n"
     [row] = bench.rows()
     assert [item["generation_token_ids"] for item in row["response"]["output"]] == [FIRST, SECOND]
     assert [item["prompt_token_ids"] for item in row["response"]["output"]] == [PROMPT, SEQUENCE[:7]]

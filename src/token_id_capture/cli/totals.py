@@ -42,7 +42,7 @@ class Totals:
     def summary(self) -> list[str]:
         """For a person: what was done, why rows were masked, why it stopped."""
         done = [
-            f"{self.written} rows written, {self.masked} of them masked",
+            f"{self.written} written, {self.masked} of them masked",
             *_unless_zero(self.already_there, "there already"),
             *_unless_zero(self.retired, "retired"),
             *_unless_zero(self.refused, "lines refused"),
