@@ -72,7 +72,7 @@ TABLES = [
         FOREIGN KEY(rollout_id) REFERENCES rollouts (rollout_id)
     ) STRICT
     """,
-    "CREATE INDEX entries_by_length ON entries (rollout_id, sequence_length)",
+    "CREATE INDEX entries_by_length ON entries (rollout_id, sequence_length, generation_length, model)",
     """
     CREATE TABLE call_intents (
         rollout_id TEXT NOT NULL,
@@ -186,6 +186,10 @@ TABLES = [
     "CREATE INDEX build_outcomes_by_rollout ON build_outcomes (rollout_id)",
     "CREATE INDEX build_outcomes_by_snapshot ON build_outcomes (snapshot_id)",
     """
+    CREATE INDEX build_outcomes_masked ON build_outcomes (rollout_id, snapshot_id)
+    WHERE outcome IN ('masked', 'failed')
+    """,
+    """
     CREATE TABLE numbers (
         n INTEGER NOT NULL,
         PRIMARY KEY (n)
@@ -236,92 +240,127 @@ AUDIT_TRAIL = [
     """,
 ]
 
-LATEST_OUTCOME = """
-    SELECT {column} FROM build_outcomes AS o WHERE {condition} ORDER BY o.outcome_id DESC LIMIT 1
-"""
+# A token is four bytes, least significant first, and a byte is where instr finds it among all bytes.
+TOKEN_ID = " + ".join(
+    f"((instr(x'{bytes(range(256)).hex()}', substr(four, {byte + 1}, 1)) - 1) << {8 * byte})" for byte in range(4)
+)
 
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
-OF_ROLLOUT = "o.rollout_id = r.rollout_id AND o.recorded_at >= r.opened_at"
+LATEST_OUTCOME = """(
+               SELECT o.{column} FROM build_outcomes AS o
+                WHERE o.rollout_id = r.rollout_id AND o.recorded_at >= r.opened_at
+                ORDER BY o.outcome_id DESC LIMIT 1)"""
 
-# One token is four bytes, little-endian; byte k is two hexadecimal digits, read with instr. The
-# two small joins count positions and are pushed down to one call, which a recursive counter is not.
-DECODED = """
-    SELECT rollout_id, model_call_id, part, position,
-           (instr('0123456789ABCDEF', substr(h, 1, 1)) - 1) * 16
-         + (instr('0123456789ABCDEF', substr(h, 2, 1)) - 1)
-         + ((instr('0123456789ABCDEF', substr(h, 3, 1)) - 1) << 12)
-         + ((instr('0123456789ABCDEF', substr(h, 4, 1)) - 1) << 8)
-         + ((instr('0123456789ABCDEF', substr(h, 5, 1)) - 1) << 20)
-         + ((instr('0123456789ABCDEF', substr(h, 6, 1)) - 1) << 16)
-         + ((instr('0123456789ABCDEF', substr(h, 7, 1)) - 1) << 28)
-         + ((instr('0123456789ABCDEF', substr(h, 8, 1)) - 1) << 24) AS token_id
-    FROM (
-        SELECT e.rollout_id, e.model_call_id, '{part}' AS part,
-               e.{offset} + a.n * 1024 + b.n AS position,
-               hex(substr(e.{blob}, 4 * (a.n * 1024 + b.n) + 1, 4)) AS h
-        FROM entries AS e
-        CROSS JOIN numbers AS a ON a.n <= ({length} - 1) / 1024
-        CROSS JOIN numbers AS b ON a.n * 1024 + b.n < {length}
-        WHERE {length} > 0
-    )
-"""
+PROCESS = """w.pid, w.host, w.writer_id, w.boot_id,
+           datetime(w.started_at, 'unixepoch') AS process_started,
+           datetime(w.last_seen_at, 'unixepoch') AS process_last_seen"""
 
+# All times are text in UTC. Left joins also fix the order of the loops: the table that is filtered
+# comes first. docs/views.md explains each column.
 VIEWS = [
     f"""
     CREATE VIEW rollout_overview AS
     SELECT r.rollout_id, r.state, r.version, r.snapshot_id,
            (SELECT count(*) FROM entries AS e WHERE e.rollout_id = r.rollout_id) AS calls,
-           (SELECT coalesce(sum(e.generation_length), 0) FROM entries AS e
-             WHERE e.rollout_id = r.rollout_id) AS generated_tokens,
+           (SELECT coalesce(max(e.sequence_length - e.generation_length), 0) FROM entries AS e
+             WHERE e.rollout_id = r.rollout_id) AS longest_prompt,
            (SELECT coalesce(max(e.sequence_length), 0) FROM entries AS e
              WHERE e.rollout_id = r.rollout_id) AS longest_sequence,
+           (SELECT coalesce(sum(e.generation_length), 0) FROM entries AS e
+             WHERE e.rollout_id = r.rollout_id) AS generated_tokens,
+           EXISTS (SELECT 1 FROM incomplete_flags AS f WHERE f.rollout_id = r.rollout_id)
+             OR EXISTS (SELECT 1 FROM call_intents AS i
+                         WHERE i.rollout_id = r.rollout_id AND i.outcome IS NULL) AS incomplete,
            (SELECT count(*) FROM incomplete_flags AS f WHERE f.rollout_id = r.rollout_id) AS flags,
            (SELECT count(*) FROM call_intents AS i
              WHERE i.rollout_id = r.rollout_id AND i.outcome IS NULL) AS open_calls,
-           ({LATEST_OUTCOME.format(column="o.outcome", condition=OF_ROLLOUT)}) AS latest_outcome,
-           ({LATEST_OUTCOME.format(column="o.reason", condition=OF_ROLLOUT)}) AS latest_reason,
+           {LATEST_OUTCOME.format(column="outcome")} AS latest_outcome,
+           {LATEST_OUTCOME.format(column="reason")} AS latest_reason,
            datetime(r.opened_at, 'unixepoch') AS opened,
            CAST(strftime('%s', 'now') - r.opened_at AS INTEGER) AS age_seconds
     FROM rollouts AS r
     """,
-    f"""
+    """
     CREATE VIEW kept_evidence AS
-    SELECT s.rollout_id, s.snapshot_id, s.version, s.incomplete, s.entry_count,
-           ({LATEST_OUTCOME.format(column="o.outcome", condition="o.snapshot_id = s.snapshot_id")}) AS outcome,
-           ({LATEST_OUTCOME.format(column="o.reason", condition="o.snapshot_id = s.snapshot_id")}) AS reason,
-           (SELECT group_concat(f.reason || ' (' || f.model_call_id || ') ' || f.detail, '; ')
+    SELECT s.rollout_id, s.snapshot_id, s.version, s.entry_count AS calls, s.incomplete,
+           o.outcome, o.reason, o.version AS judged_version,
+           (SELECT group_concat(j.value, '; ') FROM json_each(o.metrics, '$.reasons') AS j) AS all_reasons,
+           (SELECT group_concat(
+                       f.reason
+                       || iif(f.model_call_id = '', '', ' (call ' || f.model_call_id || ')')
+                       || iif(f.detail = '', '', ': ' || f.detail), '; ')
               FROM snapshot_flags AS f
              WHERE f.snapshot_id = s.snapshot_id AND f.version = s.version) AS flags,
-           datetime(s.frozen_at, 'unixepoch') AS frozen
-    FROM snapshots AS s
-    WHERE ({LATEST_OUTCOME.format(column="o.outcome", condition="o.snapshot_id = s.snapshot_id")})
-          IN ('masked', 'failed')
+           datetime(s.frozen_at, 'unixepoch') AS frozen,
+           datetime(o.recorded_at, 'unixepoch') AS judged
+    FROM build_outcomes AS o
+    JOIN snapshots AS s ON s.snapshot_id = o.snapshot_id
+    WHERE o.outcome IN ('masked', 'failed')
+      AND NOT EXISTS (SELECT 1 FROM build_outcomes AS later
+                       WHERE later.snapshot_id = o.snapshot_id AND later.outcome_id > o.outcome_id)
     """,
-    """
+    f"""
     CREATE VIEW lost_calls AS
-    SELECT i.rollout_id, i.model_call_id, r.state, datetime(i.begun_at, 'unixepoch') AS begun,
-           w.writer_id, w.pid, w.host, w.boot_id,
-           datetime(w.started_at, 'unixepoch') AS process_started,
-           datetime(w.last_seen_at, 'unixepoch') AS process_last_seen
+    SELECT i.rollout_id, i.model_call_id, r.state AS rollout_state,
+           (SELECT group_concat(f.reason || iif(f.detail = '', '', ': ' || f.detail), '; ')
+              FROM incomplete_flags AS f
+             WHERE f.rollout_id = i.rollout_id AND f.model_call_id = i.model_call_id) AS flags,
+           datetime(i.begun_at, 'unixepoch') AS begun,
+           CAST(strftime('%s', 'now') - i.begun_at AS INTEGER) AS age_seconds,
+           {PROCESS}
     FROM call_intents AS i
-    JOIN rollouts AS r ON r.rollout_id = i.rollout_id
-    JOIN writers AS w ON w.writer_id = i.writer_id
+    LEFT JOIN rollouts AS r ON r.rollout_id = i.rollout_id
+    LEFT JOIN writers AS w ON w.writer_id = i.writer_id
     WHERE i.outcome IS NULL
+    """,
+    f"""
+    CREATE VIEW late_calls AS
+    SELECT l.rollout_id, l.model_call_id, l.state AS refused_as, r.state AS rollout_state,
+           datetime(l.attempted_at, 'unixepoch') AS attempted,
+           CAST(l.attempted_at - r.frozen_at AS INTEGER) AS seconds_after_freeze,
+           {PROCESS}
+    FROM late_writes AS l
+    LEFT JOIN rollouts AS r ON r.rollout_id = l.rollout_id
+    LEFT JOIN writers AS w ON w.writer_id = l.writer_id
     """,
     """
     CREATE VIEW call_chain AS
-    SELECT e.rollout_id, e.model_call_id, e.prefix_call_id, e.prefix_length,
+    SELECT e.rollout_id, e.model_call_id, e.prefix_call_id AS parent_call_id,
+           (WITH RECURSIVE above(call_id) AS (
+                SELECT e.prefix_call_id WHERE e.prefix_call_id IS NOT NULL
+                UNION ALL
+                SELECT p.prefix_call_id FROM above
+                  JOIN entries AS p ON p.rollout_id = e.rollout_id AND p.model_call_id = above.call_id
+                 WHERE p.prefix_call_id IS NOT NULL)
+            SELECT count(*) + 1 FROM above) AS turn,
+           e.prompt_length, e.prefix_length AS shared_tokens,
+           round(1.0 * e.prefix_length / max(e.prompt_length, 1), 4) AS shared_fraction,
            e.prompt_length - e.prefix_length AS new_prompt_tokens,
-           e.prompt_length, e.generation_length, e.model, e.finish_reason,
+           e.generation_length, e.model, e.finish_reason,
            datetime(e.created_at, 'unixepoch') AS created
     FROM entries AS e
     """,
-    "CREATE VIEW call_tokens AS"
-    + DECODED.format(
-        part="prompt", offset="prefix_length", blob="prompt_suffix", length="(e.prompt_length - e.prefix_length)"
+    # Two small tables of numbers count positions: unlike a recursive counter they let a condition on
+    # one call through to its row, and counting rows decodes nothing.
+    f"""
+    CREATE VIEW call_tokens AS
+    SELECT rollout_id, model_call_id, part, position,
+           {TOKEN_ID} AS token_id
+    FROM (
+        SELECT rollout_id, model_call_id, iif(at < suffix, 'prompt', 'generation') AS part,
+               prefix_length + at AS position,
+               iif(at < suffix, substr(prompt_suffix, 4 * at + 1, 4), substr(generation, 4 * (at - suffix) + 1, 4))
+               AS four
+        FROM (
+            SELECT e.rollout_id, e.model_call_id, e.prefix_length, e.prompt_suffix, e.generation,
+                   e.prompt_length - e.prefix_length AS suffix,
+                   a.n * 1024 + b.n AS at
+            FROM entries AS e
+            CROSS JOIN numbers AS a ON a.n <= (e.sequence_length - e.prefix_length - 1) / 1024
+            CROSS JOIN numbers AS b ON a.n * 1024 + b.n < e.sequence_length - e.prefix_length
+        )
     )
-    + "UNION ALL"
-    + DECODED.format(part="generation", offset="prompt_length", blob="generation", length="e.generation_length"),
+    """,
 ]
 
 

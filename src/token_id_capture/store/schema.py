@@ -116,7 +116,9 @@ entries = Table(
     Column("model_call_id", TEXT, primary_key=True, nullable=False),
     *_entry_columns(),
     *_entry_checks(),
-    Index("entries_by_length", "rollout_id", "sequence_length"),
+    # The last two let summaries of a rollout be read from the index: rows are wide, and each lies on
+    # a page of its own.
+    Index("entries_by_length", "rollout_id", "sequence_length", "generation_length", "model"),
     sqlite_strict=True,
 )
 
@@ -216,6 +218,7 @@ build_outcomes = Table(
     Column("recorded_at", REAL, nullable=False),
     Index("build_outcomes_by_snapshot", "snapshot_id"),
     Index("build_outcomes_by_rollout", "rollout_id"),
+    Index("build_outcomes_masked", "rollout_id", "snapshot_id", sqlite_where=text("outcome IN ('masked', 'failed')")),
     sqlite_strict=True,
 )
 
