@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Recording:
         stream = RECORDINGS / f"{name}.response.sse"
         reply = json.loads((RECORDINGS / f"{name}.{'meta' if stream.exists() else 'response'}.json").read_bytes())
         payload = stream.read_bytes() if stream.exists() else orjson.dumps(reply["body"])
-        content_type = reply["headers"].get("content-type", "application/json")
+        content_type = reply["headers"].get("content-type") or "application/json"
         return cls(name, request["method"], request["path"], body, reply["status"], content_type, payload)
 
     @property
@@ -194,6 +195,7 @@ class Gateway:
     store: TokenCaptureStore
     session: aiohttp.ClientSession
     server: uvicorn.Server
+    app: Any
 
     def base(self, rollout: str = "r1") -> str:
         return f"{self.url}/ng-rollout/{rollout}/training-token-capture"
@@ -201,7 +203,7 @@ class Gateway:
     async def request(
         self, method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
-        async with self.session.request(method, url, data=body, headers=headers) as response:
+        async with self.session.request(method, url, data=body and BytesIO(body), headers=headers) as response:
             pieces: list[bytes] = []
             whole = True
             try:
@@ -239,19 +241,19 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(database: Path, *, cut: Any = None, grace: int = 5, **options: Any) -> AsyncIterator[Gateway]:
+async def gateway(
+    database: Path, *, store: TokenCaptureStore | None = None, grace: int = 5, **options: Any
+) -> AsyncIterator[Gateway]:
     """A gateway with a real store in front of a ``ReplayEngine``."""
     async with replay_engine() as engine:
-        if cut is not None:
-            engine.cut = cut
-        store = TokenCaptureStore(database)
+        store = store or TokenCaptureStore(database)
         app = create_app(options.pop("upstream", engine.url), store, **options)
         async with (
             aiohttp.ClientSession(auto_decompress=False) as session,
             serving(app, grace=grace) as (url, server),
             TokenCaptureStore(database) as reader,
         ):
-            yield Gateway(url, engine, reader, session, server)
+            yield Gateway(url, engine, reader, session, server, app)
 
 
 async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> Any:
