@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from token_id_capture.records import validate_rollout_id
+from token_id_capture.store.listing import RolloutFilter
 from token_id_capture.store.location import DATABASE_NAME
 from token_id_capture.store.queries import (
     CallSummary,
@@ -35,6 +36,7 @@ __all__ = [
     "OutcomeSummary",
     "PinnedWalWarning",
     "RolloutDetail",
+    "RolloutFilter",
     "RolloutSummary",
     "StoreWarning",
     "TokenCaptureStore",

@@ -1,4 +1,4 @@
-"""What people and commands read: pages of rollouts, one rollout in full, and its stored entries."""
+"""What people and commands read: summaries, one rollout in full, and its stored entries."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def _of(table: Any, what: Any) -> Any:
     return select(what).where(table.c.rollout_id == rollouts.c.rollout_id).correlate(rollouts).scalar_subquery()
 
 
-def _latest(value: Any) -> Any:
+def latest_outcome(value: Any) -> Any:
+    """A column of the latest verdict on a rollout, for a statement that selects from ``rollouts``."""
     return (
         select(value)
         # Outcomes outlive a rollout; those of an earlier use of the id say nothing about this one.
@@ -130,7 +131,8 @@ def _latest(value: Any) -> Any:
     )
 
 
-def _summaries() -> Select[Any]:
+def summaries() -> Select[Any]:
+    """A statement whose rows are the fields of ``RolloutSummary``. Of entries it reads only an index."""
     open_intents = (
         select(func.count())
         .select_from(call_intents)
@@ -138,29 +140,24 @@ def _summaries() -> Select[Any]:
         .correlate(rollouts)
         .scalar_subquery()
     )
+    longest_prompt = entries.c.sequence_length - entries.c.generation_length
     return select(
         rollouts.c.rollout_id,
         rollouts.c.state,
         rollouts.c.version,
         rollouts.c.snapshot_id,
         _of(entries, func.count()).label("calls"),
-        _of(entries, func.coalesce(func.max(entries.c.prompt_length), 0)).label("prompt_tokens_longest"),
+        _of(entries, func.coalesce(func.max(longest_prompt), 0)).label("prompt_tokens_longest"),
         _of(entries, func.coalesce(func.sum(entries.c.generation_length), 0)).label("generated_tokens"),
         _of(incomplete_flags, func.count()).label("flags"),
         open_intents.label("open_intents"),
-        _latest(build_outcomes.c.outcome).label("outcome"),
-        _latest(build_outcomes.c.reason).label("reason"),
+        latest_outcome(build_outcomes.c.outcome).label("outcome"),
+        latest_outcome(build_outcomes.c.reason).label("reason"),
         rollouts.c.opened_at,
     )
 
 
-_PAGE = (
-    _summaries()
-    .where(rollouts.c.rollout_id > bindparam("after"))
-    .order_by(rollouts.c.rollout_id)
-    .limit(bindparam("page"))
-)
-_ONE = _summaries().where(rollouts.c.rollout_id == bindparam("rollout"))
+_ONE = summaries().where(rollouts.c.rollout_id == bindparam("rollout"))
 _CALLS = (
     select(*(entries.c[name] for name in CallSummary.__dataclass_fields__))
     .where(entries.c.rollout_id == bindparam("rollout"))
@@ -213,12 +210,6 @@ _SNAPSHOT = select(snapshots.c.entry_count).where(
 )
 
 Rows = list[Mapping[str, Any]]
-
-
-async def list_rollouts(connection: AsyncConnection, after: str, limit: int) -> list[RolloutSummary]:
-    """The next ``limit`` rollouts whose id sorts behind ``after``."""
-    rows = await connection.execute(_PAGE, {"after": after, "page": limit})
-    return [RolloutSummary(*row) for row in rows]
 
 
 async def describe_rollout(connection: AsyncConnection, rollout_id: str) -> RolloutDetail:

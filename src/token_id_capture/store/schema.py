@@ -32,6 +32,9 @@ HEAD_REVISION: Final = "0001"
 APPLICATION_ID: Final = 0x746F6B63
 """``PRAGMA application_id`` of a capture database: the letters "tokc"."""
 
+FORBIDS_TRAINING: Final = "outcome IN ('masked', 'failed')"
+"""A condition on ``build_outcomes``, in the words of the index that answers it."""
+
 metadata = MetaData()
 
 
@@ -218,7 +221,7 @@ build_outcomes = Table(
     Column("recorded_at", REAL, nullable=False),
     Index("build_outcomes_by_snapshot", "snapshot_id"),
     Index("build_outcomes_by_rollout", "rollout_id"),
-    Index("build_outcomes_masked", "rollout_id", "snapshot_id", sqlite_where=text("outcome IN ('masked', 'failed')")),
+    Index("build_outcomes_masked", "rollout_id", "snapshot_id", sqlite_where=text(FORBIDS_TRAINING)),
     sqlite_strict=True,
 )
 

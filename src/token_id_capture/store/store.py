@@ -24,6 +24,7 @@ from token_id_capture.store import queries, retirement, snapshot, writes
 from token_id_capture.store.codec import pack, unpack_rollout
 from token_id_capture.store.engine import reading_engine, translated
 from token_id_capture.store.jobs import Batch, Job, Operation, one_by_one
+from token_id_capture.store.listing import EVERY_ROLLOUT, RolloutFilter, list_rollouts
 from token_id_capture.store.location import database_path
 from token_id_capture.store.migrate import file_revision, refuse_newer
 from token_id_capture.store.opening import missing
@@ -241,10 +242,12 @@ class TokenCaptureStore:
             rows = await queries.entry_rows(connection, validate_rollout_id(rollout_id))
         return await asyncio.to_thread(unpack_rollout, rollout_id, rows)
 
-    async def list_rollouts(self, after: str = "", limit: int = 50) -> list[queries.RolloutSummary]:
+    async def list_rollouts(
+        self, after: str = "", limit: int = 50, wanted: RolloutFilter = EVERY_ROLLOUT
+    ) -> list[queries.RolloutSummary]:
         """A page of rollouts in the order of their ids, beginning behind ``after``."""
         async with self._reading() as connection:
-            return await queries.list_rollouts(connection, after, limit)
+            return await list_rollouts(connection, after, limit, wanted)
 
     async def describe_rollout(self, rollout_id: str) -> queries.RolloutDetail:
         """All that is stored about one rollout, but for tokens.
