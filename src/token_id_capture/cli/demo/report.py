@@ -1,0 +1,94 @@
+"""What the demo prints."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from token_id_capture.cli.common import print_table
+from token_id_capture.cli.demo.checks import Verdict
+from token_id_capture.reasons import BUILD_REASONS
+
+
+@dataclass
+class Report:
+    """One finished demo."""
+
+    directory: Path
+    kept: bool
+    seconds: float
+    verdicts: list[Verdict]
+    rollouts: Path
+    output: Path
+    database: Path
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as it must be."""
+        return [f"{verdict.rollout_id}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
+
+    def count(self, outcome: str) -> int:
+        """How many rollouts ended like this."""
+        return sum(verdict.outcome == outcome for verdict in self.verdicts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "ok": not self.problems,
+            "problems": self.problems,
+            "delivered": self.count("delivered"),
+            "masked": self.count("masked"),
+            "delivered_tokens": sum(verdict.delivered_tokens for verdict in self.verdicts),
+            "largest_difference": max(verdict.largest_difference for verdict in self.verdicts),
+            "rollouts": [asdict(verdict) for verdict in self.verdicts],
+            "seconds": round(self.seconds, 3),
+            "kept": self.kept,
+            "directory": str(self.directory),
+            "files": {
+                "database": str(self.database),
+                "rollouts": str(self.rollouts),
+                "rows": str(self.output),
+            },
+        }
+
+    def print(self) -> None:
+        """For a person."""
+        rows = [
+            (verdict.rollout_id, verdict.what, verdict.calls, verdict.delivered_tokens, verdict.outcome, verdict.reason)
+            for verdict in self.verdicts
+        ]
+        print_table(("rollout", "its agent", "calls", "tokens in the loss", "outcome", "reason"), rows)
+        for verdict in self.verdicts:
+            self._print_why(verdict)
+        print()
+        print(f"{self.count('delivered')} rollouts delivered, {self.count('masked')} masked, in {self.seconds:.1f} s.")
+        if not self.problems:
+            tokens = f"{sum(verdict.delivered_tokens for verdict in self.verdicts):,}"
+            print(f"The model itself gives each of the {tokens} delivered tokens the very log probability delivered.")
+        if self.kept:
+            self._print_files()
+
+    def _print_why(self, verdict: Verdict) -> None:
+        if verdict.outcome != "masked":
+            return
+        print(f"\n{verdict.rollout_id} is masked: {BUILD_REASONS.get(verdict.reason, verdict.reason)}")
+        for call in verdict.lost_calls:
+            killed = f"process {call['pid']} on {call['host']}, which was killed"
+            print(f"  lost: call {call['model_call_id']}, begun by {killed}")
+
+    def _print_files(self) -> None:
+        database = shlex.quote(str(self.database))
+        print(f"\nFiles in {self.directory}")
+        print(f"  {self.database.name:20}  every captured call, and the evidence of what was masked")
+        print(f"  {self.rollouts.name:20}  the finished rollouts, as their harness wrote them")
+        print(f"  {self.output.name:20}  the training rows")
+        print("\nLook further")
+        for command in (
+            f"tokcap ls --database {database}",
+            f"tokcap show lost-call --database {database}",
+            f'sqlite3 {database} "SELECT rollout_id, outcome, reason, flags FROM kept_evidence"',
+            f'sqlite3 {database} "SELECT rollout_id, model_call_id, pid, process_started FROM lost_calls"',
+        ):
+            print(f"  {command}")
