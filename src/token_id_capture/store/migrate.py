@@ -33,6 +33,9 @@ def revision_of(connection: Any, path: Path) -> str | None:
 def file_revision(path: Path) -> str | None:
     """The schema revision of an existing file, read without changing it.
 
+    None also for a file whose creation was cut short, which only a connection that may write can
+    undo.
+
     Raises:
         sqlite3.Error: it cannot be read; translate it.
         UnusableDatabaseError: an SQLite file of another program.
@@ -42,6 +45,10 @@ def file_revision(path: Path) -> str | None:
     connection = sqlite3.connect(_uri(path, "ro"), uri=True)
     try:
         return revision_of(connection, path)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname == "SQLITE_READONLY_ROLLBACK":
+            return None
+        raise
     finally:
         connection.close()
 
