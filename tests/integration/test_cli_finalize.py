@@ -129,7 +129,7 @@ def test_a_record_gets_its_rebuilt_response_and_keeps_every_other_field(bench: B
     bench.write(given)
     done = bench.finalize()
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == "tokcap: 1 written, 0 of them masked\n"
+    assert done.stderr == "tokcap: 1 row written, 0 of them masked\n"
     [row] = bench.rows()
     assert [item["generation_token_ids"] for item in row["response"]["output"]] == [FIRST, SECOND]
     assert [item["prompt_token_ids"] for item in row["response"]["output"]] == [PROMPT, SEQUENCE[:7]]
@@ -327,7 +327,7 @@ def test_broken_lines_are_named_and_the_others_are_done(bench: Bench) -> None:
     assert "--id-field" in refused[3]
     assert "'../x'" in refused[4]
     assert [row["_ng_task_index"] for row in bench.rows()] == [0, 1]
-    assert "7 lines refused" in done.stderr
+    assert ", 7 refused" in done.stderr
 
 
 def test_a_second_record_of_one_rollout_is_refused_by_its_line(bench: Bench) -> None:

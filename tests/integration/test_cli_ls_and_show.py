@@ -82,6 +82,29 @@ def test_ls_goes_through_a_long_list_page_by_page(tokcap: RunTokcap, database: P
     assert rest.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--state", "frozen"], ["math-0"]),
+        (["--state", "retired"], []),
+        (["--incomplete"], ["math-1"]),
+        (["--masked"], []),
+        (["--model", "policy", "--state", "open"], ["other"]),
+        (["--since", "1h"], ["math-0", "math-1", "other"]),
+        (["--since", "0s"], []),
+    ],
+)
+def test_ls_filters(tokcap: RunTokcap, database: Path, options: list[str], found: list[str]) -> None:
+    listed = json.loads(tokcap("ls", "-d", database, "--json", *options).stdout)
+    assert [rollout["rollout_id"] for rollout in listed] == found
+
+
+def test_a_duration_that_is_none_is_one_line(tokcap: RunTokcap, database: Path) -> None:
+    refused = tokcap("ls", "-d", database, "--since", "yesterday")
+    assert refused.returncode == 2
+    assert "--since" in one_line(refused.stderr)
+
+
 def test_ls_of_an_empty_database_shows_its_header(tokcap: RunTokcap, tmp_path: Path) -> None:
     make_empty(tmp_path)
     shown = tokcap("ls", "-d", tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from time import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,16 +12,27 @@ from token_id_capture.cli.common import (
     DatabaseOption,
     JsonOption,
     existing_store,
+    fail,
     print_json,
     print_table,
     report,
     run,
 )
+from token_id_capture.cli.units import parse_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from token_id_capture.store.queries import RolloutSummary
+    from token_id_capture.store import RolloutFilter, RolloutSummary
+
+
+class State(StrEnum):
+    """Where a rollout is in its life."""
+
+    OPEN = "open"
+    FROZEN = "frozen"
+    RETIRED = "retired"
+
 
 HEADERS = ("rollout", "state", "version", "calls", "prompt", "generated", "flags", "open", "outcome", "reason")
 
@@ -28,6 +41,17 @@ def ls(
     database: DatabaseOption,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most this many.")] = 50,
     after: Annotated[str, typer.Option("--after", metavar="ID", help="Go on after this rollout id.")] = "",
+    state: Annotated[State | None, typer.Option("--state", help="Only rollouts in this state.")] = None,
+    masked: Annotated[
+        bool, typer.Option("--masked", help="Only those whose latest verdict is masked or failed.")
+    ] = False,
+    incomplete: Annotated[bool, typer.Option("--incomplete", help="Only those with a flag or an open call.")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="AGE", help="Only those opened within this time, as in 90m or 2d.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Only those with a call of this model.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the rollouts of a database by their ids.
@@ -36,7 +60,20 @@ def ls(
     prompt and generated the sum of all calls, in tokens; flags are reasons that make the rollout
     incomplete, and open are calls that were begun and never ended.
     """
-    summaries = run(_list(database, after, limit + 1))
+    from token_id_capture.store import RolloutFilter
+
+    try:
+        opened_since = None if since is None else time() - parse_duration(since)
+    except ValueError as error:
+        fail(f"--since: {error}")
+    wanted = RolloutFilter(
+        state=state.value if state else None,
+        masked=masked,
+        incomplete=incomplete,
+        opened_since=opened_since,
+        model=model,
+    )
+    summaries = run(_list(database, after, limit + 1, wanted))
     more, summaries = len(summaries) > limit, summaries[:limit]
     if json:
         print_json(summaries)
@@ -46,9 +83,9 @@ def ls(
         report(f"there are more; go on with --after {summaries[-1].rollout_id}")
 
 
-async def _list(database: Path, after: str, limit: int) -> list[RolloutSummary]:
+async def _list(database: Path, after: str, limit: int, wanted: RolloutFilter) -> list[RolloutSummary]:
     async with existing_store(database) as store:
-        return await store.list_rollouts(after, limit)
+        return await store.list_rollouts(after, limit, wanted)
 
 
 def _row(summary: RolloutSummary) -> tuple[object, ...]:

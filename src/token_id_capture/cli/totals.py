@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from token_id_capture.cli.common import EXIT_PARTIAL
+from token_id_capture.cli.units import plural
 
 
 @dataclass
@@ -42,11 +43,11 @@ class Totals:
     def summary(self) -> list[str]:
         """For a person: what was done, why rows were masked, why it stopped."""
         done = [
-            f"{self.written} written, {self.masked} of them masked",
+            f"{plural(self.written, 'row')} written, {self.masked:,} of them masked",
             *_unless_zero(self.already_there, "there already"),
             *_unless_zero(self.retired, "retired"),
-            *_unless_zero(self.refused, "lines refused"),
-            *_unless_zero(self.unknown, "of unknown rollouts"),
+            *_unless_zero(self.refused, "refused"),
+            *_unless_zero(self.unknown, "unknown"),
             *_unless_zero(self.not_frozen, "not frozen"),
             *_unless_zero(self.not_retired, "not retired"),
         ]
@@ -62,4 +63,4 @@ class Totals:
 
 
 def _unless_zero(count: int, what: str) -> list[str]:
-    return [f"{count} {what}"] if count else []
+    return [f"{count:,} {what}"] if count else []
