@@ -22,8 +22,8 @@ from token_id_capture.errors import StorageFullError, StoreError, UnusableDataba
 from token_id_capture.store.reading import read_only
 from token_id_capture.store.verification import Checked, Damage, Progress, verify
 
-# Virtual-machine instructions between two looks at the size of the copy.
-_INSTRUCTIONS_PER_TICK: Final = 10_000
+# SQLite's instructions between two looks at the size of the copy; a row takes about three.
+_INSTRUCTIONS_PER_TICK: Final = 200
 
 
 def back_up(

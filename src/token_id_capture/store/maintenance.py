@@ -20,7 +20,7 @@ from token_id_capture.store.opening import open_for_writing
 
 # flock does not hand over in order: whoever unlocks and locks again at once overtakes those who wait.
 _SHORTEST_PAUSE_SECONDS: Final = 0.001
-_CHECKPOINT_ATTEMPTS: Final = 50
+_CHECKPOINT_ATTEMPTS: Final = 20
 _CHECKPOINT_PAUSE_SECONDS: Final = 0.1
 
 
