@@ -3,7 +3,7 @@
 ::
 
     errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store, testing}
-        <- {consumer, server} <- delivery <- {cli, integrations}
+        <- {consumer, server} <- {delivery, export} <- {cli, integrations}
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"builder", "sink", "store", "testing"}),
     frozenset({"consumer", "server"}),
-    frozenset({"delivery"}),
+    frozenset({"delivery", "export"}),
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
 )
@@ -42,7 +42,9 @@ HEAVY = {
     "aiohttp": {"server", "testing"},
     "aiosqlite": {"store"},
     "alembic": {"store"},
+    "datasette": {"integrations"},
     "nemo_gym": {"integrations"},
+    "pyarrow": {"export"},
     "pydantic_settings": {"server", "cli"},
     "rich": {"cli"},
     "sqlalchemy": {"store"},
@@ -52,7 +54,7 @@ HEAVY = {
 }
 
 # Only a process that works on the file itself opens a store.
-MAY_IMPORT_STORE = {"cli", "consumer", "integrations", "store", ROOT}
+MAY_IMPORT_STORE = {"cli", "consumer", "export", "integrations", "store", ROOT}
 
 # An import of the store when a module is imported would make the package heavy, so these import it
 # inside a function.
