@@ -1,9 +1,9 @@
 """A measured process: ``python -m benchmark.child JOB ARGUMENTS``, the arguments as JSON.
 
 A job is a module of this package with ``async def run(start, **arguments)``. It imports, reads its
-inputs and opens what it measures, and then calls ``start``, which tells the parent "ready" and waits
-for its word: so preparing is not measured, and several processes begin together. What ``run``
-returns goes to the parent as one line of JSON.
+inputs and opens what it measures, and then calls ``start``, which tells the parent that it is ready
+and waits for its word: so preparing is not measured, and several processes begin together. What
+``run`` returns goes to the parent as one line of JSON.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ import json
 import sys
 import warnings
 from importlib import import_module
+from typing import Any
 
 
-def start() -> None:
-    """Tell the parent that all is prepared, and wait until it says go."""
-    print("ready", flush=True)
+def start(**facts: Any) -> None:
+    """Tell the parent that all is prepared, with what it must know, and wait until it says go."""
+    print(json.dumps(facts), flush=True)
+    wait_for_word()
+
+
+def wait_for_word() -> None:
+    """Wait until the parent says something."""
     sys.stdin.readline()
 
 

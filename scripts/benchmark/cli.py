@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmark.campaign import REPLY, STORE, Bench, Level, delayed
 from benchmark.fsync_delay import parse_duration
+from benchmark.gateway import measure_gateway
 from benchmark.limits import Verdict, judge_levels
 from benchmark.measure import fsync_seconds
 from benchmark.memory import measure_memory
@@ -69,6 +70,8 @@ def measure(bench: Bench, options: argparse.Namespace, everything: bool) -> Iter
         yield from measure_scale(bench)
     if everything or options.memory:
         yield from measure_memory(bench)
+    if everything or options.gateway:
+        yield from measure_gateway(bench)
 
 
 def chosen_levels(options: argparse.Namespace, everything: bool) -> list[Level]:

@@ -36,12 +36,12 @@ class Child:
         )
         self._job = job
 
-    def wait_until_ready(self) -> None:
-        """Return when it has prepared everything."""
-        self._line("ready\n")
+    def wait_until_ready(self) -> dict[str, Any]:
+        """Return when it has prepared everything, with what it says about that."""
+        return self._line()
 
     def go(self) -> None:
-        """Let it begin."""
+        """Let it begin, or go on to what it waits for next."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
@@ -52,7 +52,7 @@ class Child:
         Raises:
             RuntimeError: it failed; what it said is on standard error.
         """
-        result: dict[str, Any] = json.loads(self._line())
+        result = self._line()
         self._process.communicate()
         return result
 
@@ -62,13 +62,14 @@ class Child:
             self._process.kill()
         self._process.communicate()
 
-    def _line(self, expected: str | None = None) -> str:
+    def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line or (expected is not None and line != expected):
+        if not line:
             self.kill()
-            raise RuntimeError(f"the job {self._job.module} {dict(self._job.arguments)} failed: {line!r}")
-        return line
+            raise RuntimeError(f"the job {self._job.module} {dict(self._job.arguments)} failed")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
 def run_together(jobs: Sequence[Job]) -> list[dict[str, Any]]:

@@ -51,9 +51,9 @@ def test_the_fsync_delay_reaches_every_store(tmp_path: Path) -> None:
         assert cell["put_p50_ms"] >= 20, name
 
 
-def test_processes_scale_and_memory_are_measured(tmp_path: Path) -> None:
-    found = bench(tmp_path, "--shrink", "64", "--processes", "1,2", "--scale", "--memory")
-    assert {limit["section"] for limit in found["limits"]} == {"writers", "scale", "memory"}
+def test_processes_scale_memory_and_gateway_are_measured(tmp_path: Path) -> None:
+    found = bench(tmp_path, "--shrink", "64", "--processes", "1,2", "--scale", "--memory", "--gateway")
+    assert {limit["section"] for limit in found["limits"]} == {"writers", "scale", "memory", "gateway"}
     assert set(found["levels"]["writers"]["crowd"]) == {"1 proc", "2 proc"}
 
 
