@@ -8,15 +8,17 @@ import shutil
 import signal
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Final
 
 from token_id_capture.cli.demo.checks import check
 from token_id_capture.cli.demo.journey import Journey, Rollout
 from token_id_capture.cli.demo.processes import DemoFailedError, run_tokcap, running_engine, running_gateway
-from token_id_capture.cli.demo.report import Report
 from token_id_capture.cli.demo.stories import HELD_TEXT, MODEL, POLICY_SEED
+from token_id_capture.cli.demo.summary import Report
 from token_id_capture.cli.progress import Show, progress_bar
+from token_id_capture.store import WalResetBugWarning
 from token_id_capture.store.location import database_path
 from token_id_capture.testing.policy import Policy
 
@@ -98,6 +100,8 @@ class _Demo:
         self._output = directory / "train.jsonl"
 
     async def run(self) -> Report:
+        # The gateway's log says it, and this file is nobody's record.
+        warnings.simplefilter("ignore", WalResetBugWarning)
         started = time.monotonic()
         rollouts = await self._agents()
         self._rollouts.write_text("".join(json.dumps(rollout.record()) + "\n" for rollout in rollouts))
