@@ -14,6 +14,7 @@
     ├── ConflictingEntryError (ValueError)   one call id, two payloads
     ├── CorruptCaptureError (ValueError)     stored tokens do not match their digest
     ├── InvalidEntryError (ValueError)       token data that nobody could train on
+    ├── StatementError (ValueError)          an SQL statement that is refused or cannot be run
     ├── UnknownRolloutError (LookupError)    no row of this rollout exists
     └── ConfigurationError (ValueError)      settings that contradict each other
 
@@ -89,6 +90,10 @@ class CorruptCaptureError(TokenCaptureError, ValueError):
 
 class InvalidEntryError(TokenCaptureError, ValueError):
     """Token data that cannot be trained on: wrong type, wrong range, or not a number."""
+
+
+class StatementError(TokenCaptureError, ValueError):
+    """An SQL statement that does more than read, or that cannot be run."""
 
 
 class UnknownRolloutError(TokenCaptureError, LookupError):

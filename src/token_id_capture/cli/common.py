@@ -75,7 +75,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     """
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    room = _terminal_width()
+    room = terminal_width()
     if room is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > room:
         _print_blocks(headers, cells)
         return
@@ -94,7 +94,7 @@ def _print_blocks(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> Non
             print(f"{header:{width}}{_GAP}{cell}")
 
 
-def _terminal_width() -> int | None:
+def terminal_width() -> int | None:
     """The width of standard output; None for a pipe, which gets whole lines for grep and awk."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return None
