@@ -114,18 +114,28 @@ class Writer:
         try:
             self._open()
             while self._queue.wait(IDLE_SECONDS if self._dirty else None):
-                with self._gate:
-                    group = self._queue.take()
-                    if group:
-                        self._commit_or_recover(group)
-                resolve(group)
-                self._checkpoint(idle=not group)
+                self._checkpoint(idle=not self._serve())
         except BaseException as error:
             self.failure = translated(error, self._path) or error
             if self._connection is not None:
                 logger.error("the writer of %s ended: %s", self._path, self.failure)
         finally:
             self._shut()
+
+    def _serve(self) -> bool:
+        """Commit the next group and tell its callers, also those of a group that ends the writer."""
+        group: list[Job] = []
+        try:
+            with self._gate:
+                group = self._queue.take()
+                if group:
+                    self._commit_or_recover(group)
+        except BaseException as error:
+            self._fail(group, error)
+            raise
+        finally:
+            resolve(group)
+        return bool(group)
 
     def _open(self) -> None:
         self._connect(open_for_writing(self._path, self._gate, create=self._create))
@@ -143,8 +153,10 @@ class Writer:
         self._refuse_rest()
         with contextlib.suppress(Exception):
             if self._connection is not None:
+                # Closing may make a checkpoint too, so it must not be left to the garbage collector.
                 with self._gate:
-                    self._run_checkpoint("TRUNCATE")
+                    with contextlib.suppress(Exception):
+                        self._run_checkpoint("TRUNCATE")
                     self._drop_connection()
         self._gate.close()
 
@@ -183,20 +195,16 @@ class Writer:
         """
         logger.error("I/O error while committing to %s; reopening it (%s)", self._path, error)
         self._drop_connection()
-        try:
-            self._connect(open_for_writing(self._path, self._gate, create=False, gate_held=True))
-            answer = self._raw("PRAGMA quick_check(1)")
-            if answer != ("ok",):
-                raise StoreError(f"{self._path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
-            self._registered = False
-            for job in group:
-                job.result = job.error = None
-            self._commit(group)
-        except Exception as second:
-            self._fail(group, second)
-            raise
+        self._connect(open_for_writing(self._path, self._gate, create=False, gate_held=True))
+        answer = self._raw("PRAGMA quick_check(1)")
+        if answer != ("ok",):
+            raise StoreError(f"{self._path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
+        self._registered = False
+        for job in group:
+            job.result = job.error = None
+        self._commit(group)
 
-    def _fail(self, group: list[Job], error: Exception) -> None:
+    def _fail(self, group: list[Job], error: BaseException) -> None:
         problem = translated(error, self._path) or error
         for job in group:
             job.result, job.error = None, problem
