@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from time import time
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +12,13 @@ import typer
 from token_id_capture.cli.common import (
     DatabaseOption,
     JsonOption,
-    existing_store,
     fail,
     print_json,
     print_table,
     report,
     run,
 )
+from token_id_capture.cli.reading import reading_store
 from token_id_capture.cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -41,13 +42,16 @@ def ls(
     database: DatabaseOption,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most this many.")] = 50,
     after: Annotated[str, typer.Option("--after", metavar="ID", help="Go on after this rollout id.")] = "",
-    state: Annotated[State | None, typer.Option("--state", help="Only rollouts in this state.")] = None,
+    state: Annotated[
+        State | None, typer.Option("--state", metavar="open|frozen|retired", help="Only rollouts in this state.")
+    ] = None,
     masked: Annotated[
         bool, typer.Option("--masked", help="Only those whose latest verdict is masked or failed.")
     ] = False,
     incomplete: Annotated[bool, typer.Option("--incomplete", help="Only those with a flag or an open call.")] = False,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="AGE", help="Only those opened within this time, as in 90m or 2d.")
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only those opened since, as in 90m, 2d or 2026-11-29T18:00."),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Only those with a call of this model.")
@@ -62,15 +66,11 @@ def ls(
     """
     from token_id_capture.store import RolloutFilter
 
-    try:
-        opened_since = None if since is None else time() - parse_duration(since)
-    except ValueError as error:
-        fail(f"--since: {error}")
     wanted = RolloutFilter(
         state=state.value if state else None,
         masked=masked,
         incomplete=incomplete,
-        opened_since=opened_since,
+        opened_since=None if since is None else _seconds(since),
         model=model,
     )
     summaries = run(_list(database, after, limit + 1, wanted))
@@ -84,8 +84,21 @@ def ls(
 
 
 async def _list(database: Path, after: str, limit: int, wanted: RolloutFilter) -> list[RolloutSummary]:
-    async with existing_store(database) as store:
+    async with reading_store(database) as store:
         return await store.list_rollouts(after, limit, wanted)
+
+
+def _seconds(since: str) -> float:
+    """Seconds since the epoch of an age or of a date, local unless it names an offset."""
+    if since[:1].isdigit() and since[-1:].isalpha() and since[-1] != "Z":
+        try:
+            return time() - parse_duration(since)
+        except ValueError as error:
+            fail(f"--since: {error}")
+    try:
+        return datetime.fromisoformat(since).timestamp()
+    except (ValueError, OverflowError, OSError):
+        fail(f"--since: {since!r} is neither an age, as in 90m, 36h or 14d, nor a date, as in 2026-11-29T18:00")
 
 
 def _row(summary: RolloutSummary) -> tuple[object, ...]:
