@@ -60,6 +60,7 @@ class Writer:
         self._connection: Connection | None = None
         self._registered = False
         self._pinned = False
+        self._pin_reported = False
         self._dirty = False
         # Daemonic: a process that forgets to close still ends, and what was acknowledged is on disk.
         self._thread = threading.Thread(target=self._run, name=f"tokcap-writer {path.name}", daemon=True)
@@ -261,10 +262,12 @@ class Writer:
 
     def _checkpoint(self, *, idle: bool) -> None:
         size = self.wal_bytes()
-        if size > TRUNCATE_BYTES or (idle and self._dirty and size > 0):
-            with self._gate:
-                self._run_checkpoint("TRUNCATE")
-            self._dirty = False
+        if idle or size > TRUNCATE_BYTES:
+            if size:
+                with self._gate:
+                    self._run_checkpoint("TRUNCATE")
+            # What a reader pins is tried again until it has left.
+            self._dirty = bool(size) and self._pinned
         elif size > CHECKPOINT_BYTES:
             with self._gate:
                 self._run_checkpoint("PASSIVE")
@@ -276,14 +279,16 @@ class Writer:
             busy, pages, done = self._raw(f"PRAGMA wal_checkpoint({mode})")
         finally:
             self._raw("PRAGMA busy_timeout = 10000")
-        pinned = bool(busy) or done < pages
-        if pinned and not self._pinned and self.wal_bytes() > CHECKPOINT_BYTES:
+        self._pinned = bool(busy) or done < pages
+        if not self._pinned:
+            self._pin_reported = False
+        elif not self._pin_reported and self.wal_bytes() > CHECKPOINT_BYTES:
+            self._pin_reported = True
             warn(
                 f"{self._path}-wal has grown to {self.wal_bytes():,} bytes: a reader pins the WAL. "
                 "Find the process that keeps a transaction open on this database, and end it.",
                 PinnedWalWarning,
             )
-        self._pinned = pinned
 
     def wal_bytes(self) -> int:
         """The size of the write-ahead log in bytes."""
