@@ -34,6 +34,7 @@ def finalize(
         RowFormat,
         typer.Option(
             "--format",
+            metavar="record|trajectory",
             help="record: the record with its rebuilt response. trajectory: flat token_ids, loss_mask and log_probs.",
         ),
     ] = RowFormat.RECORD,

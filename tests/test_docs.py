@@ -1,0 +1,180 @@
+"""The documentation is true: its code runs, and it knows every command, option, reason and script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from conftest import RunTokcap
+from token_id_capture import reasons
+from token_id_capture.config import TokenIdCaptureSettings
+from token_id_capture.records import TokenEntry
+from token_id_capture.store import TokenCaptureStore
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/*.md")])
+README = (ROOT / "README.md").read_text("utf-8")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("document", ROOT / "scripts" / "document.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+document = load_generator()
+
+
+def blocks(language: str) -> dict[str, str]:
+    """The code blocks of all pages in this language, by page and line."""
+    return {
+        f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}": match[2]
+        for page in PAGES
+        for text in [page.read_text("utf-8")]
+        for match in FENCE.finditer(text)
+        if match[1] == language
+    }
+
+
+def every_block(language: str) -> pytest.MarkDecorator:
+    """Run the test once for each block, under the place where it stands."""
+    found = blocks(language)
+    return pytest.mark.parametrize("code", list(found.values()), ids=list(found))
+
+
+def test_the_generated_parts_are_up_to_date() -> None:
+    assert document.readme(README) == README, "run scripts/document"
+    assert document.COMMANDS.read_text("utf-8") == document.commands(), "run scripts/document"
+
+
+@pytest.mark.parametrize("name", list(document.all_commands()))
+def test_every_command_and_every_option_is_documented(name: str) -> None:
+    assert f"`tokcap {name}`" in README
+    section = document.COMMANDS.read_text("utf-8").partition(f"## tokcap {name}\n")[2].partition("\n## ")[0]
+    for parameter in document.options_of(document.all_commands()[name]):
+        for option in parameter.opts if parameter.param_type_name == "option" else ():
+            assert option in section, option
+        assert parameter.help, f"{name} {parameter.name} has no help"
+
+
+@pytest.mark.parametrize("name", list(document.all_commands()))
+def test_the_help_of_every_command_fits_a_terminal(tokcap: RunTokcap, name: str) -> None:
+    shown = tokcap(name, "--help")
+    assert shown.returncode == 0
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_every_reason_is_documented_in_its_own_words() -> None:
+    for table in (reasons.FLAG_REASONS, reasons.BUILD_REASONS, reasons.RELEASE_REASONS):
+        for reason, sentence in table.items():
+            assert f"| `{reason}` | {sentence} |" in README
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    [block] = blocks("yaml").values()
+    shown = dict(re.findall(r"^  (\w+): (\S+)", block, re.MULTILINE))
+    defaults = TokenIdCaptureSettings().model_dump(mode="json")
+    assert shown == {name: json.dumps(value) for name, value in defaults.items()}
+
+
+def test_every_script_is_described() -> None:
+    described = (ROOT / "scripts" / "README.md").read_text("utf-8")
+    for script in (ROOT / "scripts").iterdir():
+        if script.is_file() and os.access(script, os.X_OK):
+            assert f"| `scripts/{script.name}` |" in described, script.name
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@every_block("sh")
+def test_shell_blocks_are_shell_and_use_options_that_exist(code: str) -> None:
+    subprocess.run(["bash", "-n"], input=code, text=True, check=True)
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        for position, word in enumerate(words):
+            if word.rpartition("/")[2] == "tokcap":
+                command = document.all_commands()[words[position + 1]]
+                known = {option for parameter in command.params for option in parameter.opts}
+                assert {option for option in words[position:] if option.startswith("-")} - {"-"} <= known
+            elif word.startswith("scripts/"):
+                assert os.access(ROOT / word, os.X_OK), word
+
+
+@every_block("python")
+def test_python_blocks_run(code: str, tmp_path: Path) -> None:
+    if "openai" in code:
+        pytest.importorskip("openai")
+    program = [sys.executable, "-W", "error", "-W", "ignore:SQLite", "-c", code]
+    finished = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+@every_block("json")
+def test_json_blocks_are_json(code: str) -> None:
+    json.loads(code)
+
+
+def test_the_trajectory_row_that_is_shown_has_the_fields_of_a_real_one(tokcap: RunTokcap, tmp_path: Path) -> None:
+    database = captured(tmp_path, "17-0")
+    output = tmp_path / "train.jsonl"
+    record = json.dumps({"_ng_task_index": 17, "_ng_rollout_index": 0, "reward": 1.0})
+    done = tokcap("finalize", "-", "-d", database, "-o", output, "--format", "trajectory", stdin=record)
+    assert done.returncode == 0, done.stderr
+    [shown] = map(json.loads, blocks("json").values())
+    assert list(json.loads(output.read_text())) == list(shown)
+    assert len(shown["token_ids"]) == len(shown["loss_mask"]) == len(shown["log_probs"])
+    described = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \|", README.partition("### `--format trajectory`")[2], re.MULTILINE
+    )
+    fields = {name for row in described[:7] for name in re.findall(r"\w+", row)}
+    assert fields == set(shown) - {"_ng_task_index", "_ng_rollout_index", "reward", "_ng_token_capture"}
+
+
+@every_block("sql")
+def test_sql_blocks_run_and_find_something(code: str, tmp_path: Path) -> None:
+    database = captured(tmp_path, "math-17-0")
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        found = [connection.execute(statement).fetchall() for statement in code.split(";") if statement.strip()]
+    assert all(found), found
+
+
+def captured(directory: Path, rollout_id: str) -> Path:
+    """A database with this rollout, whole, and with another one that lost a call and was masked."""
+
+    async def fill() -> Path:
+        async with TokenCaptureStore(directory / "captures.db") as store:
+            await store.put(
+                TokenEntry(
+                    rollout_id=rollout_id,
+                    model_call_id="call-1",
+                    prompt_token_ids=[1, 2],
+                    generation_token_ids=[10, 11],
+                    generation_log_probs=[-0.1, -0.7],
+                )
+            )
+            await store.begin_call("lost-0", "call-9")
+            snapshot = await store.freeze("lost-0")
+            await store.record_outcome(snapshot.snapshot_id, snapshot.version, "masked", reasons.CAPTURE_INCOMPLETE)
+            return store.database
+
+    return asyncio.run(fill())
