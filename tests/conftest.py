@@ -8,25 +8,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import hypothesis
 import pytest
 
+from commands import LONGEST_RUN_SECONDS, TOKCAP, RunInstalled, RunTokcap, clean_environment
+
 # A shared machine may stall at any point of a test; a deadline for an example would only find that.
 hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
-
-TOKCAP = Path(sys.executable).with_name("tokcap")
-LONGEST_RUN_SECONDS = 60
-
-
-class RunTokcap(Protocol):
-    def __call__(
-        self, *arguments: object, stdin: str | bytes = "", env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]: ...
 
 
 @pytest.fixture
@@ -71,9 +64,6 @@ def fork_server() -> Iterator[socket.socket]:
         ours.shutdown(socket.SHUT_RDWR)
 
 
-RunInstalled = Callable[..., subprocess.CompletedProcess[bytes]]
-
-
 @pytest.fixture
 def run_installed() -> RunInstalled:
     """Run the installed script itself; arguments of ``subprocess.run`` may follow."""
@@ -83,9 +73,3 @@ def run_installed() -> RunInstalled:
         return subprocess.run([TOKCAP, *map(str, arguments)], **settings)  # type: ignore[call-overload,no-any-return]
 
     return run
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment without what would change the output of the command."""
-    dropped = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TOKCAP_DATABASE", "TOKCAP_DEBUG")
-    return {name: value for name, value in os.environ.items() if name not in dropped}

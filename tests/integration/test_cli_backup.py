@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from captured import WAITS_FOR_EVER, content, entry, filled, finish, mode_of, one_line, process, put_chain, sql
 
-from conftest import RunInstalled, RunTokcap
+from commands import RunInstalled, RunTokcap
 from token_id_capture.store import TokenCaptureStore, backup
 from token_id_capture.store.verification import Checked
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from captured import WAITS_FOR_EVER, content, entry, filled, finish, one_line, process, put_chain, sql
 
-from conftest import RunTokcap
+from commands import RunTokcap
 from token_id_capture.store import TokenCaptureStore
 
 CALLS_IN_FLIGHT = f"""

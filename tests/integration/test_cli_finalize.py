@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from conftest import TOKCAP, RunTokcap, clean_environment
+from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture import reasons
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore

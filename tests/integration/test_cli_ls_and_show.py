@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TOKCAP, RunInstalled, RunTokcap, clean_environment
+from commands import TOKCAP, RunInstalled, RunTokcap, clean_environment
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore

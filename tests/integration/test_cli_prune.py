@@ -19,7 +19,7 @@ from captured import (
     sql,
 )
 
-from conftest import TOKCAP, RunTokcap, clean_environment
+from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.errors import RolloutRetiredError
 from token_id_capture.store import TokenCaptureStore
 

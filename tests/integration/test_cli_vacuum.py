@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from captured import filled, one_line, process, put_chain, sql
 
-from conftest import RunTokcap
+from commands import RunTokcap
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from captured import content, entry, filled, finish, one_line, process, put_chain, sql
 
-from conftest import RunTokcap
+from commands import RunTokcap
 from token_id_capture.store import TokenCaptureStore
 
 
