@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import subprocess
 from pathlib import Path
 
 import pytest
 from captured import content, entry, filled, finish, one_line, process, put_chain, sql
 
-from commands import RunTokcap
+from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.store import TokenCaptureStore
 
 
@@ -170,3 +172,27 @@ def test_verifying_while_others_write_and_retire_finds_no_damage(tokcap: RunTokc
             shown = tokcap("verify", "-d", database)
             assert (shown.returncode, shown.stdout) == (0, ""), shown.stderr
         assert writer.poll() is None
+
+
+def test_results_reach_a_file_also_while_a_bar_is_on_the_terminal(database: Path, tmp_path: Path) -> None:
+    sql(database, flip("entries", "log_probs", CALL))
+    controller, terminal = pty.openpty()
+    with open(tmp_path / "damages", "wb") as results:
+        run = subprocess.Popen(
+            [TOKCAP, "verify", "-d", str(database)], stdout=results, stderr=terminal, env=clean_environment()
+        )
+    os.close(terminal)
+    shown = b"".join(iter(lambda: read_terminal(controller), b""))
+    os.close(controller)
+    assert run.wait(60) == 1
+    assert (tmp_path / "damages").read_text().splitlines() == [C1 + CONTENT]
+    assert b"calls" in shown
+    assert b"1 damage" in shown
+
+
+def read_terminal(controller: int) -> bytes:
+    """What comes next; empty once every process has closed the other end."""
+    try:
+        return os.read(controller, 4096)
+    except OSError:
+        return b""

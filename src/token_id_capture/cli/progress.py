@@ -22,7 +22,9 @@ def progress_bar() -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=error_console(), transient=True) as progress:
+    # Results go through the bar's console only where both are on the terminal; a file gets them itself.
+    shared = sys.stdout.isatty()
+    with Progress(*columns, console=error_console(), transient=True, redirect_stdout=shared) as progress:
         shown: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int | None) -> None:

@@ -65,8 +65,18 @@ def boot_id() -> str:
     Containers of one pod have the same host name and kernel, and each its own process 7. Empty
     where the system tells neither.
     """
+    return "/".join(filter(None, (_boot(), _pid_namespace())))
+
+
+def _boot() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
         return ""
