@@ -3,7 +3,7 @@
 ::
 
     errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store, testing}
-        <- {consumer, server} <- {delivery, export} <- {cli, integrations}
+        <- {consumer, server} <- {delivery, export} <- report <- {cli, integrations}
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"builder", "sink", "store", "testing"}),
     frozenset({"consumer", "server"}),
     frozenset({"delivery", "export"}),
+    frozenset({"report"}),
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
 )
@@ -43,6 +44,7 @@ HEAVY = {
     "aiosqlite": {"store"},
     "alembic": {"store"},
     "datasette": {"integrations"},
+    "jinja2": {"report"},
     "nemo_gym": {"integrations"},
     "pyarrow": {"export"},
     "pydantic_settings": {"server", "cli"},
@@ -54,7 +56,7 @@ HEAVY = {
 }
 
 # Only a process that works on the file itself opens a store.
-MAY_IMPORT_STORE = {"cli", "consumer", "export", "integrations", "store", ROOT}
+MAY_IMPORT_STORE = {"cli", "consumer", "export", "integrations", "report", "store", ROOT}
 
 # An import of the store when a module is imported would make the package heavy, so these import it
 # inside a function.

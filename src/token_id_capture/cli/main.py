@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn, TextIO
 
 import typer
 
-from token_id_capture.cli import backup, demo, doctor, finalize, ls, prune, show, vacuum, verify
+from token_id_capture.cli import backup, demo, doctor, export, finalize, ls, prune, show, vacuum, verify
 from token_id_capture.cli.common import EXIT_UNUSABLE
 from token_id_capture.errors import TokenCaptureError
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.command("backup")(backup.backup)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("export")(export.export)
 app.command("finalize")(finalize.finalize)
 app.command("ls")(ls.ls)
 app.command("prune")(prune.prune)

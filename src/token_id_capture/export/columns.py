@@ -1,0 +1,66 @@
+"""The columns of an export, and what kind of value each holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Kind(Enum):
+    """What a column holds; every kind but the sequences may be null."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    FLAG = "flag"
+    TEXTS = "texts"
+    JSON = "json"
+    TOKEN_IDS = "token_ids"
+    LOSS_MASK = "loss_mask"
+    LOG_PROBS = "log_probs"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; ``meaning`` is for people."""
+
+    name: str
+    kind: Kind
+    meaning: str
+
+
+_ROLLOUT: Final = (
+    Column("rollout_id", Kind.TEXT, "the rollout"),
+    Column("snapshot_id", Kind.TEXT, "its snapshot; null if it is not frozen"),
+    Column("version", Kind.INTEGER, "the version of the snapshot, or of the open rollout"),
+    Column("state", Kind.TEXT, "open or frozen"),
+    Column("outcome", Kind.TEXT, "the latest recorded outcome; null if there is none"),
+)
+_SEQUENCE: Final = (
+    Column("token_ids", Kind.TOKEN_IDS, "the whole sequence"),
+    Column("loss_mask", Kind.LOSS_MASK, "1 where the policy sampled the token, else 0"),
+    Column("log_probs", Kind.LOG_PROBS, "log probability of each sampled token; 0.0 elsewhere"),
+)
+
+TRAJECTORY_COLUMNS: Final = (
+    *_ROLLOUT,
+    Column("calls", Kind.INTEGER, "calls that the sequence is joined from"),
+    Column("model", Kind.TEXT, "the model of the last of them"),
+    Column("weight_versions", Kind.TEXTS, "the weights that sampled it, each once, in order"),
+    Column("created_at", Kind.NUMBER, "when the last call was recorded, in seconds since the epoch"),
+    Column("sampled_tokens", Kind.INTEGER, "the number of ones in loss_mask"),
+    *_SEQUENCE,
+)
+CALL_COLUMNS: Final = (
+    *_ROLLOUT,
+    Column("incomplete", Kind.FLAG, "whether something of the rollout is missing"),
+    Column("model_call_id", Kind.TEXT, "the call"),
+    Column("model", Kind.TEXT, "its model"),
+    Column("weight_version", Kind.TEXT, "the weights that sampled it"),
+    Column("finish_reason", Kind.TEXT, "why the generation ended"),
+    Column("created_at", Kind.NUMBER, "when it was recorded, in seconds since the epoch"),
+    Column("prompt_length", Kind.INTEGER, "tokens of the prompt"),
+    Column("generation_length", Kind.INTEGER, "sampled tokens"),
+    *_SEQUENCE,
+)

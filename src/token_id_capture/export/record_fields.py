@@ -1,0 +1,95 @@
+"""Fields of rollout records, kept on disk until the rollout that they belong to is exported.
+
+Records come in the order in which rollouts finished, and rollouts leave in the order of their ids.
+A private temporary database (SQLite deletes it by itself) joins the two in flat memory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from token_id_capture.export.columns import Column, Kind
+
+_KIND_OF: Final[dict[frozenset[type], Kind]] = {
+    frozenset({bool}): Kind.FLAG,
+    frozenset({int}): Kind.INTEGER,
+    frozenset({float}): Kind.NUMBER,
+    frozenset({int, float}): Kind.NUMBER,
+    frozenset({str}): Kind.TEXT,
+    frozenset(): Kind.TEXT,
+}
+
+
+class RecordFields:
+    """The named fields of each record. A dot in a name leads into an object, as in ``verifier.reward``."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._types: dict[str, set[type]] = {name: set() for name in names}
+        self._seen: set[str] = set()
+        self._none = dict.fromkeys(names)
+        # An empty name is a temporary database on disk, of which only a part is in memory.
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute("PRAGMA cache_size = -4096")
+        self._database.execute("CREATE TABLE records (rollout_id TEXT PRIMARY KEY, found BLOB) WITHOUT ROWID")
+        self._database.execute("BEGIN")
+
+    def add(self, rollout_id: str, record: Mapping[str, Any]) -> None:
+        """Keep the fields of a record. A field that is not there is null.
+
+        Raises:
+            ValueError: there was a record of this rollout already, or a value is no JSON that every
+                reader agrees on (an integer beyond 64 bits, text that is no Unicode).
+        """
+        found = [self._look_up(record, name) for name in self._names]
+        try:
+            packed = orjson.dumps(found)
+        except TypeError as error:
+            raise ValueError(f"a field of rollout {rollout_id!r} cannot be exported: {error}") from error
+        try:
+            self._database.execute("INSERT INTO records VALUES (?, ?)", (rollout_id, packed))
+        except sqlite3.IntegrityError:
+            raise ValueError(f"there are two records of rollout {rollout_id!r}") from None
+        for name, value in zip(self._names, found, strict=True):
+            if value is not None:
+                self._types[name].add(type(value))
+
+    def of(self, rollout_id: str) -> dict[str, Any] | None:
+        """The fields of the rollout's record; None if it has none."""
+        row = self._database.execute("SELECT found FROM records WHERE rollout_id = ?", (rollout_id,)).fetchone()
+        return None if row is None else dict(zip(self._names, orjson.loads(row[0]), strict=True))
+
+    @property
+    def absent(self) -> dict[str, Any]:
+        """The fields of a rollout without a record: all null."""
+        return dict(self._none)
+
+    def missing(self) -> list[str]:
+        """Names that no record had a field of."""
+        return [name for name in self._names if name not in self._seen]
+
+    def columns(self) -> tuple[Column, ...]:
+        """A column a name; values of different types are kept as JSON."""
+        return tuple(
+            Column(name, _KIND_OF.get(frozenset(types), Kind.JSON), "of the rollout's record")
+            for name, types in self._types.items()
+        )
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._database.close()
+
+    def _look_up(self, record: Mapping[str, Any], name: str) -> Any:
+        # A field whose own name has a dot in it comes before one inside an object.
+        steps = [name] if name in record else name.split(".")
+        value: Any = record
+        for step in steps:
+            if not isinstance(value, Mapping) or step not in value:
+                return None
+            value = value[step]
+        self._seen.add(name)
+        return value

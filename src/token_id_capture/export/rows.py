@@ -1,0 +1,103 @@
+"""Rows of one rollout: its trajectory, or each of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from token_id_capture.builder import project_chain_trajectory, run_builder
+from token_id_capture.consumer import MASK_SAMPLE_KEY, Build, trajectories_from_source
+from token_id_capture.protocols import TokenCaptureSnapshot
+
+if TYPE_CHECKING:
+    from token_id_capture.store.evidence import Evidence
+
+Row = dict[str, Any]
+
+
+class SnapshotAtHand:
+    """A source of one rollout that was read already: building from it freezes nothing."""
+
+    def __init__(self, snapshot: TokenCaptureSnapshot) -> None:
+        self._snapshot = snapshot
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        """The snapshot, as it was read."""
+        return self._snapshot
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        """Nothing is deleted."""
+        return False
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def trajectory_build(evidence: Evidence) -> Build:
+    """What a delivery of this rollout would build now, by the same rules."""
+    source = SnapshotAtHand(evidence.snapshot)
+    return await trajectories_from_source(evidence.rollout_id, source, projection="trajectory")
+
+
+def why_masked(evidence: Evidence, built: Build) -> str | None:
+    """Why the trajectory must not be trained on; None if nothing forbids it.
+
+    A recorded outcome of a consumer stands, also where a build of today finds no fault.
+    """
+    if built[MASK_SAMPLE_KEY]:
+        return str(built["reason"])
+    if evidence.verdicts and evidence.verdicts[-1].outcome in ("masked", "failed"):
+        return evidence.verdicts[-1].reason or evidence.verdicts[-1].outcome
+    return None
+
+
+def trajectory_row(evidence: Evidence, built: Build) -> Row:
+    """The row of an unmasked build; see ``columns.TRAJECTORY_COLUMNS``."""
+    trajectory = built["trajectory"]
+    calls = [link.entry for link in run_builder(evidence.snapshot.entries, built["builder"]).main_chain().links]
+    versions = (call.weight_version for call in calls if call.weight_version is not None)
+    return {
+        **_rollout(evidence),
+        "calls": len(calls),
+        "model": calls[-1].model,
+        "weight_versions": list(dict.fromkeys(versions)),
+        "created_at": calls[-1].created_at,
+        "sampled_tokens": sum(trajectory.loss_mask),
+        "token_ids": trajectory.token_ids,
+        "loss_mask": bytes(trajectory.loss_mask),
+        "log_probs": trajectory.log_probs,
+    }
+
+
+def call_rows(evidence: Evidence) -> Iterator[Row]:
+    """A row for each call that generated something; see ``columns.CALL_COLUMNS``.
+
+    Raises:
+        ConflictingEntryError: one call id came with two different payloads.
+    """
+    for chain in run_builder(evidence.snapshot.entries, "per_request").chains:
+        entry, trajectory = chain.links[0].entry, project_chain_trajectory(chain)
+        yield {
+            **_rollout(evidence),
+            "incomplete": evidence.snapshot.incomplete,
+            "model_call_id": entry.model_call_id,
+            "model": entry.model,
+            "weight_version": entry.weight_version,
+            "finish_reason": entry.finish_reason,
+            "created_at": entry.created_at,
+            "prompt_length": len(entry.prompt_token_ids),
+            "generation_length": len(entry.generation_token_ids),
+            "token_ids": trajectory.token_ids,
+            "loss_mask": bytes(trajectory.loss_mask),
+            "log_probs": trajectory.log_probs,
+        }
+
+
+def _rollout(evidence: Evidence) -> Row:
+    return {
+        "rollout_id": evidence.rollout_id,
+        "snapshot_id": evidence.snapshot.snapshot_id or None,
+        "version": evidence.snapshot.version,
+        "state": evidence.state,
+        "outcome": evidence.verdicts[-1].outcome if evidence.verdicts else None,
+    }

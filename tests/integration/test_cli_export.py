@@ -1,0 +1,372 @@
+"""``tokcap export``: what goes out, what is left out, and that nothing is changed by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from pyarrow import parquet
+
+from commands import TOKCAP, RunTokcap, clean_environment
+from token_id_capture.cli.output_file import whole_file
+from token_id_capture.cli.row_file import UnusableOutputError
+from token_id_capture.consumer import trajectories_from_source
+from token_id_capture.delivery import retire_rollout_token_capture
+from token_id_capture.records import TokenEntry
+from token_id_capture.store import TokenCaptureStore
+
+EPOCH = 1.75e9
+
+
+def entry(rollout_id: str, call: str, prompt: list[int], generation: list[int], **more: Any) -> TokenEntry:
+    return TokenEntry(
+        rollout_id=rollout_id,
+        model_call_id=call,
+        model="policy",
+        prompt_token_ids=prompt,
+        generation_token_ids=generation,
+        generation_log_probs=[-0.1 - index for index in range(len(generation))],
+        finish_reason="stop",
+        created_at=EPOCH,
+        **more,
+    )
+
+
+async def fill(path: Path) -> None:
+    async with TokenCaptureStore(path) as store:
+        await store.put(entry("delivered", "one", [1, 2], [3, 4], weight_version="w1"))
+        await store.put(entry("delivered", "two", [1, 2, 3, 4, 5], [6], weight_version="w2"))
+        snapshot = await store.freeze("delivered")
+        await store.record_outcome(snapshot.snapshot_id, snapshot.version, "delivered")
+
+        await store.put(entry("frozen", "a", [7], [8]))
+        await store.put(entry("frozen", "b", [7], [9]))
+        await store.put(entry("frozen", "c", [7, 8, 10], [11]))
+        await store.freeze("frozen")
+
+        await store.put(entry("marked", "only", [1], [2]))
+        await store.freeze("marked")
+        await store.mark_incomplete("marked", reason="uncaptured_endpoint")
+
+        await store.put(entry("open", "only", [20, 21], [22]))
+
+        await store.put(entry("retired", "only", [1], [2]))
+        built = await trajectories_from_source("retired", store)
+        assert await retire_rollout_token_capture("retired", store, built)
+
+        await store.put(entry("two-roots", "x", [1, 2], [3]))
+        await store.put(entry("two-roots", "y", [9, 9, 9], [3]))
+        await trajectories_from_source("two-roots", store)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One rollout of each fate; their ids say which."""
+    path = tmp_path_factory.mktemp("database") / "captures.db"
+    asyncio.run(fill(path))
+    return path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def content(database: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return list(connection.iterdump())
+
+
+def test_each_frozen_unmasked_rollout_is_one_row(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
+    done = tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stdout) == (0, "")
+    first, second = lines(tmp_path / "out.jsonl")
+    assert len(first.pop("snapshot_id")) == 32
+    assert first == {
+        "rollout_id": "delivered",
+        "version": 1,
+        "state": "frozen",
+        "outcome": "delivered",
+        "calls": 2,
+        "model": "policy",
+        "weight_versions": ["w1", "w2"],
+        "created_at": EPOCH,
+        "sampled_tokens": 3,
+        "token_ids": [1, 2, 3, 4, 5, 6],
+        "loss_mask": [0, 0, 1, 1, 0, 1],
+        "log_probs": [0.0, 0.0, -0.1, -1.1, 0.0, -0.1],
+    }
+    assert (second["rollout_id"], second["outcome"], second["calls"]) == ("frozen", None, 2)
+    assert second["token_ids"] == [7, 8, 10, 11]
+
+
+def test_what_is_left_out_is_said_with_its_reason(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
+    said = tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl").stderr
+    assert said.splitlines() == [
+        "tokcap: exported 2 rollouts: 10 tokens, 5 of them sampled",
+        "tokcap:      1 left out, masked: capture_incomplete",
+        "tokcap:      1 left out, masked: multiple_roots",
+        "tokcap:      1 left out, not frozen: --include-open takes them as they are",
+    ]
+    counts = json.loads(tokcap("export", "-d", database, "-o", tmp_path / "again.jsonl", "--json").stdout)
+    assert counts["masked"] == {"capture_incomplete": 1, "multiple_roots": 1}
+    assert (counts["rows"], counts["tokens"], counts["open_rollouts"]) == (2, 10, 1)
+
+
+@pytest.mark.parametrize("options", [[], ["--include-open"], ["--per-request", "--include-open"]])
+def test_nothing_in_the_database_changes(tokcap: RunTokcap, database: Path, tmp_path: Path, options: list[str]) -> None:
+    before = content(database)
+    assert tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl", *options).returncode == 0
+    assert content(database) == before
+
+
+def test_open_rollouts_are_taken_on_request_and_stay_open(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
+    tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl", "--include-open")
+    [row] = [row for row in lines(tmp_path / "out.jsonl") if row["rollout_id"] == "open"]
+    assert (row["state"], row["snapshot_id"], row["token_ids"]) == ("open", None, [20, 21, 22])
+    assert json.loads(tokcap("show", "open", "-d", database, "--json").stdout)["summary"]["state"] == "open"
+
+
+def test_per_request_makes_a_row_of_each_call_of_masked_rollouts_too(
+    tokcap: RunTokcap, database: Path, tmp_path: Path
+) -> None:
+    tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl", "--per-request")
+    rows = {(row["rollout_id"], row["model_call_id"]): row for row in lines(tmp_path / "out.jsonl")}
+    assert sorted(rows) == [
+        *(("delivered", "one"), ("delivered", "two"), ("frozen", "a"), ("frozen", "b"), ("frozen", "c")),
+        *(("marked", "only"), ("two-roots", "x"), ("two-roots", "y")),
+    ]
+    call = rows["delivered", "two"]
+    assert call["token_ids"] == [1, 2, 3, 4, 5, 6]
+    assert call["loss_mask"] == [0, 0, 0, 0, 0, 1]
+    assert call["log_probs"] == [0.0, 0.0, 0.0, 0.0, 0.0, -0.1]
+    assert (call["prompt_length"], call["generation_length"], call["weight_version"]) == (5, 1, "w2")
+    assert (call["incomplete"], rows["marked", "only"]["incomplete"]) == (False, True)
+    assert rows["two-roots", "x"]["outcome"] == "masked"
+
+
+@pytest.mark.parametrize("options", [[], ["--per-request"]])
+def test_parquet_and_json_lines_hold_the_same_and_pandas_reads_both(
+    tokcap: RunTokcap, database: Path, tmp_path: Path, options: list[str]
+) -> None:
+    for name in ("out.jsonl", "out.parquet"):
+        assert tokcap("export", "-d", database, "-o", tmp_path / name, *options).returncode == 0
+    from_json = pandas.read_json(tmp_path / "out.jsonl", lines=True, dtype=False)
+    from_parquet = pandas.read_parquet(tmp_path / "out.parquet")
+    assert list(from_json.columns) == list(from_parquet.columns)
+    for column in from_json.columns:
+        assert [plain(value) for value in from_json[column]] == [plain(value) for value in from_parquet[column]]
+    assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == lines(tmp_path / "out.jsonl")
+    assert from_parquet["token_ids"][0].dtype == "uint32"
+
+
+def plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return None if not isinstance(value, list) and pandas.isna(value) else value
+
+
+def write_records(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_fields_of_the_rollout_records_become_columns(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
+    records = write_records(
+        tmp_path / "rollouts.jsonl",
+        {"_ng_rollout_id": "frozen", "reward": 1, "task": "sum", "info": {"seed": 7, "tags": ["a"]}},
+        {"_ng_rollout_id": "gone", "reward": 0.25, "task": "sum", "info": {"seed": 8, "tags": {}}},
+    )
+    options = ["--records", records, "--fields", "reward,task, info.seed,info.tags"]
+    done = tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl", *options)
+    assert "tokcap:      1 without a record: their fields are null" in done.stderr.splitlines()
+    rows = {row["rollout_id"]: row for row in lines(tmp_path / "out.jsonl")}
+    names = ("reward", "task", "info.seed", "info.tags")
+    assert [rows["frozen"][name] for name in names] == [1, "sum", 7, ["a"]]
+    assert [rows["delivered"][name] for name in names] == [None] * 4
+
+    tokcap("export", "-d", database, "-o", tmp_path / "out.parquet", *options)
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert [str(table.schema.field(name).type) for name in names] == ["double", "string", "int64", "string"]
+    assert table.column("info.tags").to_pylist() == [None, '["a"]']
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ('{"_ng_rollout_id": "frozen"}\n', ["--fields", "reward"], "no record in {records} has a field 'reward'"),
+        ('{"reward": 1}\n', ["--fields", "reward"], "{records} line 1: no rollout id"),
+        ('{"reward": \n', ["--fields", "reward"], "{records} line 1: no JSON"),
+        (2 * '{"_ng_rollout_id": "r", "reward": 1}\n', ["--fields", "reward"], "line 2: there are two records"),
+        ('{"_ng_rollout_id": "r", "reward": 1}\n', ["--fields", "model"], "model is a column of the export itself"),
+        ('{"_ng_rollout_id": "r", "reward": 1}\n', [], "--records and --fields go together"),
+        (f'{{"_ng_rollout_id": "r", "reward": {2**70}}}\n', ["--fields", "reward"], "line 1: a field of rollout 'r'"),
+    ],
+)
+def test_records_that_cannot_be_used_stop_the_export_before_it_begins(
+    tokcap: RunTokcap, database: Path, tmp_path: Path, text: str, options: list[str], said: str
+) -> None:
+    records, out = tmp_path / "rollouts.jsonl", tmp_path / "out.jsonl"
+    records.write_text(text)
+    refused = tokcap("export", "-d", database, "-o", out, "--records", records, *options)
+    assert refused.returncode == 2
+    assert said.format(records=records) in one_line(refused.stderr)
+    assert os.listdir(tmp_path) == ["rollouts.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-o", "rows.csv"], "--format is needed"),
+        (["-o", "-", "--format", "parquet"], "only rows of JSON lines go to a pipe"),
+        (["-o", "-", "--json"], "only rows of JSON lines go to a pipe"),
+        (["-o", "there.jsonl"], "there.jsonl is there already and is not replaced"),
+        (["-o", "nowhere/out.jsonl"], "cannot write nowhere/out.jsonl: No such file or directory"),
+        (["-o", "rows.jsonl", "--records", "none.jsonl", "--fields", "reward"], "cannot read none.jsonl: No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    tokcap: RunTokcap, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.jsonl").write_text("mine")
+    refused = tokcap("export", "-d", database, *options)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert said in one_line(refused.stderr)
+    assert os.listdir() == ["there.jsonl"]
+    assert Path("there.jsonl").read_text() == "mine"
+
+
+def one_line(text: str) -> str:
+    assert text.count("\n") == 1, text
+    return text.strip()
+
+
+def test_without_pyarrow_one_line_says_what_to_install(database: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; "
+        f"sys.argv = ['tokcap', 'export', '-d', {str(database)!r}, '-o', {str(tmp_path / 'out.parquet')!r}]; "
+        "from token_id_capture.cli.main import main; main()"
+    )
+    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "pip install 'token-id-capture[parquet]'" in one_line(refused.stderr)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_damaged_rollout_is_named_and_left_out(tokcap: RunTokcap, tmp_path: Path) -> None:
+    asyncio.run(fill(tmp_path / "captures.db"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "captures.db")) as connection:
+        connection.execute("DROP TRIGGER snapshot_entries_immutable")
+        connection.execute("UPDATE snapshot_entries SET generation = x'01000000' WHERE model_call_id = 'two'")
+        connection.commit()
+    done = tokcap("export", "-d", tmp_path / "captures.db", "-o", tmp_path / "out.jsonl")
+    assert done.returncode == 1
+    assert "call 'two' of rollout 'delivered' is damaged" in done.stderr.splitlines()[-1]
+    assert [row["rollout_id"] for row in lines(tmp_path / "out.jsonl")] == ["frozen"]
+
+
+def test_rows_can_go_to_a_pipe(tokcap: RunTokcap, database: Path) -> None:
+    done = tokcap("export", "-d", database, "-o", "-")
+    assert [json.loads(line)["rollout_id"] for line in done.stdout.splitlines()] == ["delivered", "frozen"]
+
+
+async def fill_with_long_rollouts(path: Path, rollouts: int) -> Path:
+    first = entry("r", "only", [position * 31 % 150_000 for position in range(20_000)], [1, 2, 3])
+    async with TokenCaptureStore(path) as store:
+        for start in range(0, rollouts, 50):
+            copies = (first.model_copy(update={"rollout_id": f"r{start + number:05}"}) for number in range(50))
+            await asyncio.gather(*map(store.put, copies))
+    return path
+
+
+@pytest.fixture(scope="module")
+def long_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 open rollouts of 20,000 tokens each; rows of all of them take 78 MB as packed as can be."""
+    return asyncio.run(fill_with_long_rollouts(tmp_path_factory.mktemp("long") / "captures.db", 300))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_memory_does_not_grow_with_the_number_of_rollouts(tmp_path: Path, long_rollouts: Path, name: str) -> None:
+    some_rollouts = asyncio.run(fill_with_long_rollouts(tmp_path / "some.db", 50))
+    some = peak_megabytes("export", "-d", some_rollouts, "-o", tmp_path / f"some-{name}", "--include-open")
+    many = peak_megabytes("export", "-d", long_rollouts, "-o", tmp_path / f"many-{name}", "--include-open")
+    assert many < some + 40
+
+
+def peak_megabytes(*arguments: object) -> float:
+    """The largest resident set of the command."""
+    process = subprocess.Popen([TOKCAP, *map(str, arguments)], env=clean_environment(), stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss / (1024 if sys.platform == "linux" else 1024 * 1024)
+
+
+def test_a_reader_of_the_pipe_that_leaves_early_gets_no_complaint(long_rollouts: Path) -> None:
+    process = start("export", "-d", long_rollouts, "-o", "-", "--include-open")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b'{"rollout_id":"r00000"')
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(60)) == (b"", 1)
+    process.stderr.close()
+
+
+def test_an_interrupt_ends_the_export_at_once_in_one_line(long_rollouts: Path) -> None:
+    process = start("export", "-d", long_rollouts, "-o", "-", "--include-open")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # From here on nobody reads, so the command waits in a write.
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr.read() == b"tokcap: interrupted: no file was written\n"
+    process.stdout.close()
+    process.stderr.close()
+
+
+def start(*arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [TOKCAP, *map(str, arguments)], env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "out") as stream:
+        stream.write(b"all of it")
+        assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out").read_bytes() == b"all of it"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
+def test_a_file_that_is_given_up_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
+    def give_up() -> None:
+        with whole_file(tmp_path / "out") as stream:
+            stream.write(b"half of it")
+            raise error
+
+    with pytest.raises(error):
+        give_up()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_somebody_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    def be_second() -> None:
+        with whole_file(tmp_path / "out") as stream:
+            stream.write(b"ours")
+            (tmp_path / "out").write_text("theirs")
+
+    with pytest.raises(UnusableOutputError, match="there already"):
+        be_second()
+    assert (tmp_path / "out").read_text() == "theirs"
