@@ -18,7 +18,7 @@ def vacuum(
         bool, typer.Option("--full", help="Write the whole file anew; all writers wait until it is done.")
     ] = False,
 ) -> None:
-    """Give the pages that nothing uses any more back to the file system.
+    """Give free pages back to the file system.
 
     Later captures would use them again, so this is for a file that will not grow to its old size. It goes in
     short steps, and others write in between. With --full the file is rewritten in one go: smaller still and in

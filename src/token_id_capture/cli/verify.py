@@ -18,7 +18,7 @@ _MOST_LISTED = 10_000
 
 
 def verify(database: DatabaseOption, json: JsonOption = False) -> None:
-    """Check everything that is stored against the digests stored with it.
+    """Check what is stored against its digests.
 
     The structure of the file, every reference, and of every call its tokens, its log probabilities, its content
     and the call that its prompt continues; of every snapshot that it is whole. Each damage is a line that names
