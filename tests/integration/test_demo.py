@@ -60,8 +60,15 @@ class Finished(NamedTuple):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     directory = tmp_path_factory.mktemp("demo") / "new"
+    # Settings of a gateway that somebody runs here must not reach the demo's own.
+    environment = {**os.environ, "TOKCAP_ENGINE": "message", "TOKCAP_BODY_LIMIT": "1"}
     process = subprocess.run(
-        [*DEMO, "--directory", str(directory), "--json"], capture_output=True, text=True, timeout=120, check=False
+        [*DEMO, "--directory", str(directory), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
     )
     assert process.returncode == 0, process.stderr
     return Finished(directory, json.loads(process.stdout), process.stderr)
@@ -212,7 +219,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path) -> No
     log = directory / "gateway.log"
     until(lambda: log.exists() and "listening on" in log.read_text())
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert (stdout, stderr.splitlines()[-1]) == ("", "tokcap: interrupted; nothing is left running")
     assert not directory.exists()

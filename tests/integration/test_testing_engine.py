@@ -363,13 +363,13 @@ async def test_a_hook_sees_each_call_and_can_hold_it() -> None:
     engine = PolicyEngine(on_call=hold)
     async with serve_engine(engine) as url, aiohttp.ClientSession() as session:
         waiting = asyncio.create_task(Client(url, session).chat(HELLO))
-        await asyncio.wait_for(arrived.wait(), 5)
+        await asyncio.wait_for(arrived.wait(), 60)
         assert [(call.number, call.path, call.body["seed"]) for call in engine.calls] == [
             (1, "/v1/chat/completions", 1)
         ]
         assert not waiting.done()
         release.set()
-        assert (await asyncio.wait_for(waiting, 5))["choices"]
+        assert (await asyncio.wait_for(waiting, 60))["choices"]
 
 
 async def test_a_hook_can_make_a_call_fail() -> None:
@@ -425,9 +425,9 @@ async def test_a_client_that_hangs_up_ends_the_call() -> None:
 
     async with serve_engine(PolicyEngine(on_call=hold)) as url, aiohttp.ClientSession() as session:
         waiting = asyncio.create_task(Client(url, session).chat(HELLO))
-        await asyncio.wait_for(arrived.wait(), 5)
+        await asyncio.wait_for(arrived.wait(), 60)
         waiting.cancel()
-        await asyncio.wait_for(given_up.wait(), 5)
+        await asyncio.wait_for(given_up.wait(), 60)
 
 
 async def test_a_held_call_does_not_keep_the_engine_from_stopping() -> None:
@@ -438,7 +438,7 @@ async def test_a_held_call_does_not_keep_the_engine_from_stopping() -> None:
         await asyncio.Event().wait()
 
     async with aiohttp.ClientSession() as session:
-        async with asyncio.timeout(10), serve_engine(PolicyEngine(on_call=hold)) as url:
+        async with asyncio.timeout(60), serve_engine(PolicyEngine(on_call=hold)) as url:
             waiting = asyncio.create_task(Client(url, session).chat(HELLO))
             await arrived.wait()
         with pytest.raises((aiohttp.ClientError, AssertionError)):
@@ -457,7 +457,7 @@ def test_an_engine_in_a_thread_serves_a_program_without_an_event_loop() -> None:
     engine = PolicyEngine()
     with engine_in_thread(engine) as url:
         request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(HELLO).encode())
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             assert json.load(reply)["model"] == "policy"
     assert len(engine.calls) == 1
     with pytest.raises(OSError):

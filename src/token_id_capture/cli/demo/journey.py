@@ -59,6 +59,7 @@ class Rollout:
 
 CALLS: Final = len(STORIES) * TURNS + sum(story.retries for story in STORIES)
 """The calls that get an answer."""
+AT_WORK: Final = f"{len(STORIES)} agents at work"
 
 
 class Journey:
@@ -69,6 +70,7 @@ class Journey:
         self._engine = engine
         self._database = database
         self._show = show
+        self._doing = AT_WORK
         self._answered = 0
         self._between_turns = asyncio.Barrier(len(STORIES))
 
@@ -127,7 +129,7 @@ class Journey:
         except (ConnectionError, TimeoutError, CallRefusedError) as error:
             raise DemoFailedError(f"a call of {rollout.story.rollout_id} failed: {error}") from error
         self._answered += 1
-        self._show(f"{len(STORIES)} agents at work", self._answered, CALLS)
+        self._show(self._doing, self._answered, CALLS)
         return answer
 
     async def _lose_a_call(self, rollout: Rollout, agent: ChatAgent) -> int:
@@ -141,8 +143,8 @@ class Journey:
                 if not asking.done():
                     held.result()
                     pid = await self._serving_process(rollout.story.rollout_id)
-                    self._show(f"killing gateway worker {pid}", 0, None)
                     os.kill(pid, signal.SIGKILL)
+                    self._doing = f"{AT_WORK}, gateway worker {pid} killed"
                 await asking
         except BrokenCallError as error:
             if held.done():

@@ -76,6 +76,7 @@ async def running_gateway(directory: Path, *, upstream: str, database: Path, wor
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=_environment(),
     )
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     assert process.stderr is not None
@@ -108,6 +109,7 @@ async def run_tokcap(*arguments: str) -> tuple[int, str]:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=_environment(),
     )
     async with _ended(process):
         _, stderr = await process.communicate()
@@ -118,6 +120,11 @@ async def run_tokcap(*arguments: str) -> tuple[int, str]:
 def tokcap(*arguments: str) -> list[str]:
     """The command line of ``tokcap`` in this very installation."""
     return [sys.executable, "-m", "token_id_capture", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment without settings that somebody made for a gateway of their own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TOKCAP_")}
 
 
 async def _started(waiting: Awaitable[_Result], what: str, log: Path) -> _Result:

@@ -53,21 +53,10 @@ STORIES: Final = (
     Story("steady-2", "whole replies"),
     Story("steady-3", "streamed replies", stream=True),
     Story("steady-4", "streamed replies", stream=True),
-    Story("retry-1", "asked one question twice, went on from the second answer", retries=True),
-    Story("retry-2", "the same, streamed", stream=True, retries=True),
-    Story(
-        "compacted",
-        "replaced its history by a summary",
-        stream=True,
-        compacts=True,
-        mask_reason=reasons.MULTIPLE_ROOTS,
-    ),
-    Story(
-        "lost-call",
-        "its gateway worker was killed before the reply",
-        loses=True,
-        mask_reason=reasons.CAPTURE_INCOMPLETE,
-    ),
+    Story("retry-1", "asked twice", retries=True),
+    Story("retry-2", "asked twice, streamed", stream=True, retries=True),
+    Story("compacted", "summarised its history", stream=True, compacts=True, mask_reason=reasons.MULTIPLE_ROOTS),
+    Story("lost-call", "its worker was killed", loses=True, mask_reason=reasons.CAPTURE_INCOMPLETE),
 )
 
 

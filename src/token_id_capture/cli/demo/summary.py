@@ -59,7 +59,7 @@ class Report:
             (verdict.rollout_id, verdict.what, verdict.calls, verdict.delivered_tokens, verdict.outcome, verdict.reason)
             for verdict in self.verdicts
         ]
-        print_table(("rollout", "its agent", "calls", "tokens in the loss", "outcome", "reason"), rows)
+        print_table(("rollout", "its agent", "calls", "tokens", "outcome", "reason"), rows)
         for verdict in self.verdicts:
             self._print_why(verdict)
         print()
