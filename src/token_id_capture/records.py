@@ -7,6 +7,7 @@ three arrays: a partial carrier means that something was lost on the way.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self
@@ -24,6 +25,7 @@ TOKEN_FIELDS: Final = (*TOKEN_ARRAYS, "routed_experts")
 """The fields that a model server may put on a response item, and that content items never hold."""
 
 ROLLOUT_ID_MAX_LENGTH: Final = 200
+MODEL_CALL_ID_MAX_LENGTH: Final = 200
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -33,18 +35,18 @@ def validate_rollout_id(rollout_id: str) -> str:
     Raises:
         ValueError: it does not match ``^[A-Za-z0-9][A-Za-z0-9._-]*$`` or has more than 200 characters.
     """
-    valid = (
-        isinstance(rollout_id, str)
-        and len(rollout_id) <= ROLLOUT_ID_MAX_LENGTH
-        and _ROLLOUT_ID.fullmatch(rollout_id) is not None
-    )
-    if not valid:
+    if not is_rollout_id(rollout_id):
         shown = repr(rollout_id)
         raise ValueError(
             f"invalid rollout id {shown if len(shown) <= 80 else shown[:77] + '...'}: use letters, digits, "
             f"'.', '_' and '-', starting with a letter or digit, at most {ROLLOUT_ID_MAX_LENGTH} characters"
         )
     return rollout_id
+
+
+def is_rollout_id(value: object) -> bool:
+    """Whether ``validate_rollout_id`` would return it."""
+    return isinstance(value, str) and len(value) <= ROLLOUT_ID_MAX_LENGTH and _ROLLOUT_ID.fullmatch(value) is not None
 
 
 def rollout_id_from_record(record: Mapping[str, Any]) -> str | None:
@@ -92,7 +94,7 @@ class TokenEntry(BaseModel):
 
     schema_version: int = TOKEN_ENTRY_RECORD_SCHEMA_VERSION
     rollout_id: str
-    model_call_id: str = Field(min_length=1, max_length=200)
+    model_call_id: str = Field(min_length=1, max_length=MODEL_CALL_ID_MAX_LENGTH)
     model: str = ""
     prompt_token_ids: TokenIds
     generation_token_ids: TokenIds
@@ -133,6 +135,30 @@ class TokenEntry(BaseModel):
         if index is not None and not 0 <= index < len(self.output_items):
             raise ValueError(f"token_item_index {index} is outside output_items, which has {len(self.output_items)}")
         return self
+
+    def is_sound(self) -> bool:
+        """Whether validation would change or refuse nothing of what a store relies on.
+
+        Far cheaper than validating again; it says no to whatever it does not know.
+        """
+        index, items = self.token_item_index, self.output_items
+        return (
+            type(self.prompt_token_ids) is TokenIds
+            and type(self.generation_token_ids) is TokenIds
+            and type(self.generation_log_probs) is LogProbs
+            and len(self.generation_token_ids) == len(self.generation_log_probs)
+            and self.schema_version == TOKEN_ENTRY_RECORD_SCHEMA_VERSION
+            and type(self.schema_version) is int
+            and is_rollout_id(self.rollout_id)
+            and type(self.model_call_id) is str
+            and 1 <= len(self.model_call_id) <= MODEL_CALL_ID_MAX_LENGTH
+            and type(self.model) is str
+            and (self.finish_reason is None or type(self.finish_reason) is str)
+            and type(self.created_at) is float
+            and math.isfinite(self.created_at)
+            and type(items) is list
+            and (index is None or (type(index) is int and 0 <= index < len(items)))
+        )
 
 
 def extract_token_fields(response: Mapping[str, Any]) -> dict[str, Any] | None:

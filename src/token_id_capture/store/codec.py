@@ -10,6 +10,7 @@ are views of one buffer.
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,11 +147,8 @@ def stored_payload_digest(row: Mapping[str, Any]) -> bytes:
 
 
 def _payload_digest(sequence_digest: bytes, *parts: bytes) -> bytes:
-    payload = hashlib.sha256(sequence_digest)
-    for part in parts:
-        payload.update(len(part).to_bytes(8, "little"))
-        payload.update(part)
-    return payload.digest()
+    lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    return hashlib.sha256(b"".join((sequence_digest, lengths, *parts))).digest()
 
 
 def longest_prefix(prompt: TokenIds, candidates: Sequence[tuple[str, int, bytes]]) -> tuple[str, int] | None:

@@ -94,11 +94,11 @@ def writing_engine(path: Path) -> Engine:
 def reading_engine(path: Path) -> AsyncEngine:
     """An engine of read-only connections. They never write, and never checkpoint when they close.
 
-    There is no pool: a connection costs well under a millisecond, and one that is kept would belong
-    to the event loop that opened it.
+    One is kept for the next read. The pool never makes a caller wait, so it belongs to no event
+    loop, and neither does a connection between two uses.
     """
     engine = create_async_engine(
-        URL.create("sqlite+aiosqlite", database=_uri(path, "ro"), query={"uri": "true"}), poolclass=NullPool
+        URL.create("sqlite+aiosqlite", database=_uri(path, "ro"), query={"uri": "true"}), pool_size=1, max_overflow=-1
     )
 
     @event.listens_for(engine.sync_engine, "connect")

@@ -321,6 +321,8 @@ def _validated(entry: TokenEntry) -> TokenEntry:
     # model_copy(update=...) and assignments go past validation; what they leave must not be stored.
     if not isinstance(entry, TokenEntry):
         raise TypeError(f"put takes a TokenEntry, not {type(entry).__name__}")
+    if entry.is_sound():
+        return entry
     try:
         return TokenEntry.model_validate(dict(entry))
     except ValueError as error:

@@ -35,6 +35,7 @@ QUEUE_BYTES: Final = 64 * 2**20
 CHECKPOINT_BYTES: Final = 64 * 2**20
 TRUNCATE_BYTES: Final = 256 * 2**20
 IDLE_SECONDS: Final = 1.0
+SHORTAGE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Writer:
         self._pinned = False
         self._pin_reported = False
         self._dirty = False
+        self._shortage_seen: tuple[float, str] | None = None
         # Daemonic: a process that forgets to close still ends, and what was acknowledged is on disk.
         self._thread = threading.Thread(target=self._run, name=f"tokcap-writer {path.name}", daemon=True)
         self._ended = threading.Event()
@@ -214,7 +216,8 @@ class Writer:
         driver = self._driver()
         driver.execute("BEGIN IMMEDIATE")
         try:
-            batch = Batch(driver, self._identity.writer_id, time.time(), self._shortage())
+            now = time.time()
+            batch = Batch(driver, self._identity.writer_id, now, self._shortage(now))
             self._registered = self._identity.register(driver, batch.now, known=self._registered)
             for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
                 self._apply(batch, operation, list(jobs))
@@ -247,10 +250,14 @@ class Writer:
             if driver.in_transaction:
                 driver.execute("RELEASE operation")
 
-    def _shortage(self) -> str:
-        disk = os.statvfs(self._path.parent)
-        free, floor = disk.f_bavail * disk.f_frsize, self._limits.free_space_floor
-        return f"{free:,} bytes are free beside {self._path}, fewer than the floor of {floor:,}" if free < floor else ""
+    def _shortage(self, now: float) -> str:
+        # The floor is far above what is written between two looks.
+        if self._shortage_seen is None or not 0 <= now - self._shortage_seen[0] < SHORTAGE_SECONDS:
+            disk = os.statvfs(self._path.parent)
+            free, floor = disk.f_bavail * disk.f_frsize, self._limits.free_space_floor
+            text = f"{free:,} bytes are free beside {self._path}, fewer than the floor of {floor:,}"
+            self._shortage_seen = now, text if free < floor else ""
+        return self._shortage_seen[1]
 
     def _driver(self) -> Any:
         """The driver's connection: SQLAlchemy opens and configures it, statements go past its cost."""
