@@ -36,7 +36,9 @@ NO_CAPTURE_KEY: Final = "no_capture_key"
 NOTHING_RECORDED: Final = "nothing_recorded"
 UNRESOLVED_RETRY: Final = "unresolved_retry"
 
+DELETED_BY_HAND: Final = "deleted_by_hand"
 PRUNED: Final = "pruned"
+RETIRED_BY_HAND: Final = "retired_by_hand"
 
 FLAG_REASONS: Final[dict[str, str]] = {
     CALL_LOST: "The call was begun and no tokens of it were ever stored: its process died or was cut off.",
@@ -70,7 +72,9 @@ BUILD_REASONS: Final[dict[str, str]] = {
 }
 
 RELEASE_REASONS: Final[dict[str, str]] = {
+    DELETED_BY_HAND: "The rollout was deleted whatever its state, before its id was used again.",
     PRUNED: "The evidence was older than an administrator wanted to keep it, and tokcap prune let it go.",
+    RETIRED_BY_HAND: "The rollout was retired whatever its state, by a call of the store's retire.",
 }
 
 

@@ -269,7 +269,7 @@ async def test_masked_evidence_is_kept_until_an_administrator_retires_it_with_an
     assert await store.retire(["r"]) == {"removed": [], "absent": ["r"]}
     assert rows(store, "SELECT count(*) FROM snapshots") == [(0,)]
     outcomes = rows(store, "SELECT outcome, reason FROM build_outcomes ORDER BY outcome_id")
-    assert outcomes == [("masked", "multiple_roots"), ("released", "retired by hand")]
+    assert outcomes == [("masked", "multiple_roots"), ("released", "retired_by_hand")]
     assert not await store.drop("r", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
 
 

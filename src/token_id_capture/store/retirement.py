@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Table, and_, bindparam, column, delete, exists, func, select, update
 
+from token_id_capture import reasons
 from token_id_capture.store.jobs import Batch
 from token_id_capture.store.schema import (
     call_intents,
@@ -116,7 +117,7 @@ def remove(batch: Batch, removal: Removal) -> Changed:
         _, version, snapshot_id = found[rollout_id]
         if snapshot_id is not None and _is_evidence(batch, snapshot_id):
             # The trigger that keeps masked and failed evidence lets a released snapshot go.
-            reason = "retired by hand" if removal.keep_fence else "deleted by hand"
+            reason = reasons.RETIRED_BY_HAND if removal.keep_fence else reasons.DELETED_BY_HAND
             append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
     _delete_content(batch, changed)
     if removal.keep_fence:

@@ -35,6 +35,7 @@ QUEUE_BYTES: Final = 64 * 2**20
 CHECKPOINT_BYTES: Final = 64 * 2**20
 TRUNCATE_BYTES: Final = 256 * 2**20
 IDLE_SECONDS: Final = 1.0
+YIELD_SECONDS: Final = 0.001
 SHORTAGE_SECONDS: Final = 0.2
 
 
@@ -118,6 +119,9 @@ class Writer:
             self._open()
             while self._queue.wait(IDLE_SECONDS if self._dirty else None):
                 self._checkpoint(idle=not self._serve())
+                if self._queue.jobs:
+                    # flock has no order: who locks again at once overtakes the processes that wait.
+                    time.sleep(YIELD_SECONDS)
         except BaseException as error:
             self.failure = translated(error, self._path) or error
             if self._connection is not None:
