@@ -1,0 +1,260 @@
+"""The command ``tokcap serve`` as a real process: what stops it at the start, how it serves, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
+from replay import ReplayEngine, replay_engine, until
+
+from token_id_capture.store import TokenCaptureStore
+
+TOKCAP = Path(sys.executable).with_name("tokcap")
+
+
+@dataclass
+class Serving:
+    """A running ``tokcap serve``."""
+
+    process: asyncio.subprocess.Process
+    url: str
+
+    async def post(self, path: str, body: Any = BODY) -> tuple[int, bytes]:
+        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as reply:
+            return reply.status, await reply.read()
+
+    def base(self, rollout: str = "r1") -> str:
+        return f"/ng-rollout/{rollout}/training-token-capture"
+
+    async def stop(self, number: int) -> tuple[int, str]:
+        """Send a signal; the exit code, and what stood on standard error after the first line."""
+        self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> tuple[int, str]:
+        assert self.process.stderr is not None
+        async with asyncio.timeout(30):
+            rest = await self.process.stderr.read()
+            return await self.process.wait(), rest.decode()
+
+
+async def started(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        TOKCAP,
+        "serve",
+        *arguments,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(database: Path, upstream: str, *arguments: str, **environment: str) -> AsyncIterator[Serving]:
+    process = await started("-u", upstream, "-d", str(database), "--port", "0", *arguments, **environment)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            address = None
+            while address is None:
+                line = (await process.stderr.readline()).decode()
+                assert line, "it ended"
+                address = re.fullmatch(r"listening on (http://\S+)\n", line)
+        yield Serving(process, address[1])
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def refused(*arguments: str, **environment: str) -> str:
+    """What a start that must fail says."""
+    process = await started(*arguments, **environment)
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    assert process.returncode == 2, said
+    lines = [line for line in said.decode().splitlines() if "WAL-reset" not in line]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("tokcap: ")
+    return lines[0].removeprefix("tokcap: ")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ReplayEngine]:
+    async with replay_engine() as running:
+        running.handler = answering(chat([5, 6], [-0.1, -0.2]))
+        yield running
+
+
+async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engine: ReplayEngine) -> None:
+    (tmp_path / "text.db").write_text("this is no database, and long enough to be one" * 100)
+    new, text = ("-d", str(tmp_path / "new.db")), ("-d", str(tmp_path / "text.db"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = await refused("-u", engine.url, *new, "--port", port)
+        assert said.startswith(f"cannot listen on 127.0.0.1:{port} (Address already in use)")
+    for arguments, beginning in (
+        (("-u", f"http://127.0.0.1:{port}", *new), f"nothing listens at http://127.0.0.1:{port} (Connection refused)"),
+        (("-u", "engine:8000", *new), "'engine:8000' is no upstream"),
+        (("-u", engine.url, *new, "--engine", "ollama"), "unknown engine 'ollama'"),
+        (("-u", engine.url, *text, "--port", "0"), str(tmp_path / "text.db")),
+    ):
+        assert (await refused(*arguments)).startswith(beginning)
+    assert (await refused("-u", engine.url, *new, TOKCAP_DRAIN_SECONDS="soon")).startswith("TOKCAP_DRAIN_SECONDS: ")
+
+
+async def test_one_process_serves_captures_and_stops_cleanly(tmp_path: Path, engine: ReplayEngine) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        async with serving(tmp_path / "captures.db", engine.url) as server:
+            status, body = await server.post(server.base(f"r{number}") + CHAT)
+            assert (status, orjson.loads(body)["choices"][0]["token_ids"]) == (200, None)
+            code, said = await server.stop(number)
+            assert (code, said) == (0, "")
+        async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
+            assert len(await store.read_entries(f"r{number}")) == 1
+
+
+async def test_a_call_in_flight_is_finished_before_the_end(tmp_path: Path, engine: ReplayEngine) -> None:
+    go_on = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        first, *rest = events(FIRST, delta([10], "stop"), usage(1))
+        await response.write(first)
+        await go_on.wait()
+        await response.write(b"".join(rest))
+        return response
+
+    engine.handler = handler
+    async with serving(tmp_path / "captures.db", engine.url) as server, aiohttp.ClientSession() as session:
+        async with session.post(server.url + server.base() + CHAT, json=STREAM) as response:
+            await response.content.readuntil(b"\n\n")
+            server.process.send_signal(signal.SIGTERM)
+            go_on.set()
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+        assert await server.ended() == (0, "")
+
+
+async def test_a_call_that_takes_longer_than_the_grace_is_cut_off_without_a_traceback(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    released = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        await released.wait()
+        return web.Response()
+
+    engine.handler = handler
+    async with serving(tmp_path / "captures.db", engine.url, "--grace", "0") as server:
+        call = asyncio.create_task(server.post(server.base() + CHAT))
+
+        async def dispatched() -> bool:
+            return bool(engine.received)
+
+        await until(dispatched)
+        code, said = await server.stop(signal.SIGTERM)
+        released.set()
+        await asyncio.gather(call, return_exceptions=True)
+    assert code == 0
+    assert "Traceback" not in said
+    assert "cut off by the end of the server" in said
+    async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
+        (intent,) = (await store.describe_rollout("r1")).intents
+        assert intent.outcome is None
+
+
+async def test_two_workers_share_the_database_and_one_that_is_killed_is_replaced(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    async with (
+        serving(tmp_path / "captures.db", engine.url, "--workers", "2") as server,
+        TokenCaptureStore(tmp_path / "captures.db") as store,
+    ):
+
+        async def both_have_served() -> set[int]:
+            await asyncio.gather(*(server.post(server.base() + CHAT) for _ in range(4)))
+            writers = await writer_pids(server, store)
+            return writers if len(writers) == 2 else set()
+
+        first, _ = await until(both_have_served, 30)
+        os.kill(first, signal.SIGKILL)
+
+        async def replaced() -> bool:
+            await asyncio.gather(*(server.post(server.base() + CHAT) for _ in range(4)), return_exceptions=True)
+            return len(await writer_pids(server, store) - {first}) == 2
+
+        await until(replaced, 30)
+        code, said = await server.stop(signal.SIGTERM)
+        assert code == 0
+        assert f"Child process [{first}] died" in said
+        assert "Traceback" not in said
+        for pid in await writer_pids(server, store):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+async def writer_pids(server: Serving, store: TokenCaptureStore) -> set[int]:
+    """The workers that have written."""
+    with contextlib.closing(sqlite3.connect(f"file:{store.database}?mode=ro", uri=True)) as connection:
+        pids = {pid for (pid,) in connection.execute("SELECT pid FROM writers")}
+    return pids - {os.getpid(), server.process.pid}
+
+
+async def test_workers_end_when_their_parent_is_killed(tmp_path: Path, engine: ReplayEngine) -> None:
+    async with (
+        serving(tmp_path / "captures.db", engine.url, "--workers", "2") as server,
+        TokenCaptureStore(tmp_path / "captures.db") as store,
+    ):
+
+        async def served() -> set[int]:
+            await server.post(server.base() + CHAT)
+            return await writer_pids(server, store)
+
+        await until(served, 30)
+        server.process.kill()
+        await server.process.wait()
+
+        async def port_is_free() -> bool:
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", int(server.url.rpartition(":")[2])))
+                probe.listen()
+                return True
+            return False
+
+        await until(port_is_free, 30)
+
+
+async def test_settings_of_the_environment_reach_the_workers(tmp_path: Path, engine: ReplayEngine) -> None:
+    environment = {"TOKCAP_BODY_LIMIT": "100", "TOKCAP_LOG_PROBS_MODE": "raw_logprobs", "TOKCAP_ENGINE": "vllm"}
+    async with serving(tmp_path / "captures.db", engine.url, **environment) as server:
+        assert (await server.post(CHAT, {"x": "y" * 200}))[0] == 413
+        assert (await server.post(server.base() + CHAT))[0] == 200
+        async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
+            (entry,) = await store.read_entries("r1")
+        assert entry.log_probs_mode == "raw_logprobs"
+
+
+async def test_it_can_start_before_the_engine(tmp_path: Path, engine: ReplayEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    upstream = f"http://127.0.0.1:{port}"
+    async with serving(tmp_path / "captures.db", upstream, "--no-check-upstream") as server:
+        status, body = await server.post(server.base() + CHAT)
+        assert status == 502
+        assert upstream in orjson.loads(body)["error"]["message"]
