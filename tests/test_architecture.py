@@ -3,7 +3,7 @@
 ::
 
     errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store, testing}
-        <- {consumer, server} <- {delivery, export} <- report <- {cli, integrations}
+        <- {consumer, server} <- {delivery, explanation, export} <- report <- {cli, integrations}
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"builder", "sink", "store", "testing"}),
     frozenset({"consumer", "server"}),
-    frozenset({"delivery", "export"}),
+    frozenset({"delivery", "explanation", "export"}),
     frozenset({"report"}),
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
@@ -51,6 +51,7 @@ HEAVY = {
     "rich": {"cli"},
     "sqlalchemy": {"store"},
     "starlette": {"server", "testing"},
+    "tokenizers": {"cli"},
     "typer": {"cli"},
     "uvicorn": {"server", "testing", "cli"},
 }

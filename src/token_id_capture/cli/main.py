@@ -11,7 +11,21 @@ from typing import Annotated, NoReturn, TextIO
 
 import typer
 
-from token_id_capture.cli import backup, demo, doctor, export, finalize, ls, prune, show, vacuum, verify
+from token_id_capture.cli import (
+    backup,
+    demo,
+    doctor,
+    explain,
+    export,
+    finalize,
+    ls,
+    prune,
+    serve,
+    show,
+    sql,
+    vacuum,
+    verify,
+)
 from token_id_capture.cli.common import EXIT_UNUSABLE
 from token_id_capture.errors import TokenCaptureError
 
@@ -31,11 +45,14 @@ app = typer.Typer(
 app.command("backup")(backup.backup)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("finalize")(finalize.finalize)
 app.command("ls")(ls.ls)
 app.command("prune")(prune.prune)
+app.command("serve")(serve.serve)
 app.command("show")(show.show)
+app.command("sql")(sql.sql)
 app.command("vacuum")(vacuum.vacuum)
 app.command("verify")(verify.verify)
 

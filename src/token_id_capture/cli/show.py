@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,18 +10,20 @@ import typer
 from token_id_capture.cli.common import (
     DatabaseOption,
     JsonOption,
-    existing_store,
-    fail,
     local_time,
     print_json,
     print_table,
+    printable,
+    report,
     run,
 )
-from token_id_capture.records import validate_rollout_id
+from token_id_capture.cli.evidence import rollout_argument, stored_evidence
+from token_id_capture.cli.reading import reading_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from token_id_capture.explanation import CallTree
     from token_id_capture.store.queries import RolloutDetail
 
 
@@ -31,26 +34,39 @@ def show(
 ) -> None:
     """Show all that is known of one rollout, but for its tokens.
 
-    Its calls and which call each continues (shared is the number of tokens that they have in common), the
-    flags that make it incomplete, the calls that were begun, what became of it, and what came too late.
+    Its calls and which call each continues (shared is the number of tokens that they have in common), drawn as
+    a tree too: which calls form the sequence, which were retries or copies and left out, and where a prompt
+    starts anew. Then the flags that make it incomplete, the calls that were begun, what became of it, and what
+    came too late.
     """
-    try:
-        validate_rollout_id(rollout)
-    except ValueError as error:
-        fail(str(error))
-    detail = run(_describe(database, rollout))
+    detail = run(_describe(database, rollout_argument(rollout)))
+    tree = _tree(database, rollout)
     if json:
-        print_json(detail)
+        from token_id_capture.cli.call_lines import tree_rows
+
+        print_json({**asdict(detail), "tree": None if tree is None else tree_rows(tree)})
     else:
-        _print(detail)
+        _print(detail, tree)
 
 
 async def _describe(database: Path, rollout_id: str) -> RolloutDetail:
-    async with existing_store(database) as store:
+    async with reading_store(database) as store:
         return await store.describe_rollout(rollout_id)
 
 
-def _print(detail: RolloutDetail) -> None:
+def _tree(database: Path, rollout_id: str) -> CallTree | None:
+    from token_id_capture.errors import ConflictingEntryError, CorruptCaptureError, InvalidEntryError
+    from token_id_capture.explanation import call_tree
+
+    try:
+        return call_tree(stored_evidence(database, rollout_id).snapshot.entries)
+    except (ConflictingEntryError, CorruptCaptureError, InvalidEntryError) as error:
+        # All else can still be shown, and is needed then.
+        report(f"there is no tree of the calls: {error}")
+        return None
+
+
+def _print(detail: RolloutDetail, tree: CallTree | None) -> None:
     summary = detail.summary
     print(f"rollout {summary.rollout_id}: {summary.state}, version {summary.version}")
     print(f"opened {local_time(summary.opened_at)}, snapshot {summary.snapshot_id or '-'}")
@@ -58,6 +74,16 @@ def _print(detail: RolloutDetail) -> None:
         print(f"\n{title}" if rows else f"\n{title}: none")
         if rows:
             print_table(headers, rows)
+        if title == "calls" and tree is not None and tree.calls:
+            _print_tree(tree)
+
+
+def _print_tree(tree: CallTree) -> None:
+    from token_id_capture.cli.call_lines import tree_lines
+
+    print("\ntree")
+    for line in tree_lines(tree):
+        print(printable(line))
 
 
 def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:

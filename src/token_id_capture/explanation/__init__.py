@@ -1,0 +1,35 @@
+"""Why a rollout is masked, in sentences, from what is stored of it. Pure: nothing is read or written.
+
+Read it in this order: ``call_tree`` (where each call stands), ``departures`` (where a prompt does
+not continue the history, as facts), ``causes`` (what that looks like), ``remedies`` (what to do
+about each recorded reason), ``explain`` (all of it together, from what ``stored`` holds).
+"""
+
+from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
+from token_id_capture.explanation.causes import Cause, Suspicion, suspect
+from token_id_capture.explanation.departures import Decode, Departure, Span, find_departure
+from token_id_capture.explanation.explain import Explanation, Finding, explain
+from token_id_capture.explanation.stored import AsItStands, Flag, OpenCall, Recorded, StoredRollout
+
+__all__ = [
+    "AsItStands",
+    "CallTree",
+    "Cause",
+    "Decode",
+    "Departure",
+    "Explanation",
+    "Finding",
+    "Flag",
+    "OpenCall",
+    "PlacedCall",
+    "Recorded",
+    "Role",
+    "Span",
+    "StoredRollout",
+    "Suspicion",
+    "call_tree",
+    "explain",
+    "find_departure",
+    "numbers",
+    "suspect",
+]

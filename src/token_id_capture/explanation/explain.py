@@ -1,0 +1,248 @@
+"""From what is stored of a rollout to sentences: the verdict, what led to it, and what to do. Pure.
+
+The consumer decides, on what a freeze would give now; nothing is decided here a second time, and
+nothing is frozen or recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from token_id_capture import reasons
+from token_id_capture.builder import Divergence
+from token_id_capture.consumer import trajectories_from_source
+from token_id_capture.errors import TokenCaptureError
+from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
+from token_id_capture.explanation.causes import Suspicion, suspect
+from token_id_capture.explanation.departures import Decode, Departure, find_departure
+from token_id_capture.explanation.remedies import REMEDIES, SENTENCES
+from token_id_capture.explanation.stored import AsItStands, Recorded, StoredRollout
+from token_id_capture.protocols import TokenCaptureSnapshot
+
+SHOWN_DEPARTURES: Final = 5
+
+_FORBIDDING: Final = ("masked", "failed", "released")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule that forbids training, or one fault behind it.
+
+    ``calls`` are the ids of the calls concerned, each with particulars of its own; an empty id
+    stands for the rollout as a whole.
+    """
+
+    reason: str
+    what: str
+    remedy: str
+    calls: tuple[tuple[str, str], ...] = ()
+    departures: tuple[tuple[Departure, Suspicion], ...] = ()
+    more_departures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a rollout is what it is. ``verdict`` is deliverable, masked, failed or retired."""
+
+    rollout_id: str
+    state: str
+    version: int
+    verdict: str
+    headline: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    tree: CallTree | None
+
+
+async def explain(rollout: StoredRollout, decode: Decode | None = None) -> Explanation:
+    """Explain a rollout, whatever its state. ``decode`` makes text of token ids, for comparisons."""
+    if rollout.state == "retired":
+        return _explain_retired(rollout)
+    built = await trajectories_from_source(rollout.rollout_id, AsItStands(rollout.snapshot), projection="trajectory")
+    tree = _tree(rollout.snapshot)
+    found = [*_findings(rollout, built["reasons"], tree, decode)]
+    codes = {finding.reason for finding in found}
+    latest = rollout.recorded[-1] if rollout.recorded else None
+    if latest is not None and latest.outcome in _FORBIDDING:
+        found += [finding for finding in _recorded_findings(latest) if finding.reason not in codes]
+    return Explanation(
+        rollout.rollout_id,
+        rollout.state,
+        rollout.snapshot.version,
+        built["outcome"],
+        _headline(rollout, built),
+        tuple(found),
+        (*_contradictions(rollout, built), *_notes(rollout, tree)),
+        tree,
+    )
+
+
+def _explain_retired(rollout: StoredRollout) -> Explanation:
+    latest = rollout.recorded[-1] if rollout.recorded else None
+    end = "It is retired, and its captures are deleted"
+    if latest is None:
+        headline = f"{end}; no verdict was recorded."
+    elif latest.outcome == "delivered":
+        headline = f"{end}: it was delivered, unmasked."
+    else:
+        headline = f"{end}; the last that was recorded of it is: {_verdict(latest)}."
+    findings = () if latest is None or latest.outcome == "delivered" else tuple(_recorded_findings(latest))
+    notes = tuple(_late(rollout))
+    return Explanation(
+        rollout.rollout_id, rollout.state, rollout.snapshot.version, "retired", headline, findings, notes, None
+    )
+
+
+def _tree(snapshot: TokenCaptureSnapshot) -> CallTree | None:
+    try:
+        return call_tree(snapshot.entries)
+    except TokenCaptureError:
+        return None  # the build failed on it too, and its reason says why
+
+
+def _headline(rollout: StoredRollout, built: Mapping[str, Any]) -> str:
+    latest = rollout.recorded[-1] if rollout.recorded else None
+    if built["mask_sample"]:
+        fate = f"{built['outcome']}: {built['reason']}"
+    else:
+        tokens = built["trajectory"].token_ids
+        sampled = built["metrics"]["generated_tokens_delivered"]
+        fate = (
+            f"deliverable: its {_count(built['metrics']['n_calls'], 'call')} form one sequence of "
+            f"{len(tokens):,} tokens, {sampled:,} of them sampled"
+        )
+    if rollout.state == "open":
+        return f"It is open. Frozen now, it would be {fate}."
+    if latest is None:
+        return f"It is frozen, and nobody has recorded a verdict. Built now, it would be {fate}."
+    if latest.outcome == "delivered" and not built["mask_sample"]:
+        return f"It was delivered, and is {fate}."
+    return f"It is frozen. The latest verdict is: {_verdict(latest)}."
+
+
+def _verdict(recorded: Recorded) -> str:
+    return recorded.outcome + (f", {recorded.reason}" if recorded.reason else "")
+
+
+def _contradictions(rollout: StoredRollout, built: Mapping[str, Any]) -> Iterator[str]:
+    latest = rollout.recorded[-1] if rollout.recorded else None
+    if latest is None:
+        return
+    if latest.version < rollout.snapshot.version:
+        yield (
+            f"The verdict is on version {latest.version}; marks since then have raised it to "
+            f"{rollout.snapshot.version}."
+        )
+    agree = (latest.outcome == "delivered") != built["mask_sample"]
+    if not agree:
+        now = f"{built['outcome']}, {built['reason']}" if built["mask_sample"] else "deliverable"
+        yield f"Built again now, it would be: {now}."
+
+
+def _findings(
+    rollout: StoredRollout, found: Sequence[str], tree: CallTree | None, decode: Decode | None
+) -> Iterator[Finding]:
+    for reason in found:
+        code, detail = reasons.split_reason(reason)
+        if code == reasons.CAPTURE_INCOMPLETE:
+            yield _finding(code)
+            yield from _flag_findings(rollout)
+        elif code in (reasons.MULTIPLE_ROOTS, reasons.MULTIPLE_CHAINS) and tree is not None:
+            yield _with_departures(rollout, code, tree, decode)
+        elif code == reasons.UNRESOLVED_RETRY and tree is not None:
+            yield _finding(code, tree.output.notes.unresolved_retries)
+        elif code == reasons.ABORTED_CALL and tree is not None:
+            yield _finding(code, tree.output.notes.aborted_calls)
+        elif code == reasons.EMPTY_GENERATIONS and tree is not None:
+            yield _finding(code, tree.output.notes.empty_generation_calls)
+        else:
+            yield _finding(code, detail=detail)
+
+
+def _flag_findings(rollout: StoredRollout) -> Iterator[Finding]:
+    by_reason: dict[str, dict[tuple[str, str], None]] = {}
+    for flag in rollout.flags:
+        by_reason.setdefault(flag.reason, {})[flag.model_call_id, flag.detail] = None
+    for reason, calls in by_reason.items():
+        yield Finding(reason, *_words(reason), tuple(calls))
+    flagged = {flag.model_call_id for flag in rollout.flags}
+    running = "; the rollout is open, so it may still run" if rollout.state == "open" else ""
+    lost = [
+        (call.model_call_id, f"begun by {call.process}{running}")
+        for call in rollout.open_calls
+        if call.model_call_id not in flagged
+    ]
+    if lost:
+        yield Finding(reasons.CALL_LOST, *_words(reasons.CALL_LOST), tuple(lost))
+
+
+def _with_departures(rollout: StoredRollout, code: str, tree: CallTree, decode: Decode | None) -> Finding:
+    of_roots = code == reasons.MULTIPLE_ROOTS
+    wanted: list[Divergence] = [
+        divergence for divergence in tree.output.notes.divergences if (divergence.parent_call_id is None) == of_roots
+    ]
+    shown = [find_departure(tree, divergence, decode) for divergence in wanted[:SHOWN_DEPARTURES]]
+    lost = len({flag.model_call_id for flag in rollout.flags} | {call.model_call_id for call in rollout.open_calls})
+    return Finding(
+        code,
+        *_words(code),
+        calls=tuple((departure.call.entry.model_call_id, "") for departure in shown),
+        departures=tuple((departure, suspect(departure, lost)) for departure in shown),
+        more_departures=len(wanted) - len(shown),
+    )
+
+
+def _recorded_findings(recorded: Recorded) -> Iterator[Finding]:
+    """What a verdict says by itself, for where the captures cannot be asked any more."""
+    details = dict(map(reasons.split_reason, recorded.all_reasons))
+    for code in dict.fromkeys([*([recorded.reason] if recorded.reason else []), *details]):
+        yield _finding(code, detail=details.get(code, ""))
+
+
+def _finding(reason: str, calls: Sequence[str] = (), detail: str = "") -> Finding:
+    concerned = [(call, "") for call in calls] or ([("", detail)] if detail else [])
+    return Finding(reason, *_words(reason), tuple(concerned))
+
+
+def _words(reason: str) -> tuple[str, str]:
+    """What a reason means, and what to do about it."""
+    if reason not in SENTENCES:
+        return "This is none of the reasons of this package: whoever recorded it knows what it means.", ""
+    return SENTENCES[reason], REMEDIES[reason]
+
+
+def _notes(rollout: StoredRollout, tree: CallTree | None) -> Iterator[str]:
+    if tree is not None:
+        yield from _left_out(tree)
+    if rollout.refused_calls:
+        refused = _count(len(rollout.refused_calls), "call was", "calls were")
+        yield f"{refused} refused by the engine before it generated anything; that is no hole."
+    yield from _late(rollout)
+
+
+def _left_out(tree: CallTree) -> Iterator[str]:
+    by_role: dict[Role, list[PlacedCall]] = {}
+    for call in tree.calls:
+        by_role.setdefault(call.role, []).append(call)
+    if retries := by_role.get(Role.RETRY):
+        yield f"Left out as retries, of which another answer was continued: {_calls(retries)}."
+    if copies := by_role.get(Role.COPY):
+        yield f"Left out as copies, token for token, of another call: {_calls(copies)}."
+    if (empty := by_role.get(Role.EMPTY)) and tree.output.chains:
+        yield f"Left out because nothing was generated: {_calls(empty)}."
+
+
+def _late(rollout: StoredRollout) -> Iterator[str]:
+    if rollout.late_calls:
+        late = _count(len(rollout.late_calls), "call")
+        yield f"{late} came too late, after the rollout was closed for writing, and changed nothing."
+
+
+def _calls(calls: list[PlacedCall]) -> str:
+    return f"call {numbers(calls)}" if len(calls) == 1 else f"calls {numbers(calls)}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

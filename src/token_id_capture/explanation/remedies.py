@@ -1,0 +1,69 @@
+"""What to do about each reason that this package records. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from token_id_capture import reasons
+
+SENTENCES: Final[dict[str, str]] = {
+    **reasons.FLAG_REASONS,
+    **reasons.BUILD_REASONS,
+    **reasons.RELEASE_REASONS,
+}
+
+_AGAIN: Final = "Run the rollout again under a new id."
+
+REMEDIES: Final[dict[str, str]] = {
+    reasons.CALL_LOST: f"{_AGAIN} tokcap doctor tells which process lost the call and whether it still runs; its log "
+    "of that time says why. If it was cut off and not killed, give the harness and every proxy on the way more time.",
+    reasons.CAPTURE_FAILED: f"{_AGAIN} The server's log has the traceback. If it happens again, it is a fault of this "
+    "package: report it with the reply that caused it.",
+    reasons.CONFLICTING_PAYLOAD: "Find who stores one call twice. Every request needs a call id of its own, retries "
+    "included; within a server current_capture_context() has it.",
+    reasons.ID_MISMATCH: "Store an entry within the request that it belongs to, under the ids of "
+    "current_capture_context().",
+    reasons.INVALID_TOKENS: "Look at the engine's reply: exactly one item has to carry prompt ids, generated ids and "
+    "log probabilities, all three and whole. A newer engine, or another parser, often mends it.",
+    reasons.LOG_PROB_PLACEHOLDER: "Engines send it for a sampled token whose probability they cut to zero, as with "
+    "processed log probabilities and top-k or top-p, or for one that they know nothing of. Ask for raw log "
+    "probabilities, or sample without the cut.",
+    reasons.LOST_STREAM: f"{_AGAIN} Look at the engine's log for a crash or a restart, and at everything between it "
+    "and the harness for a limit on the time of a stream.",
+    reasons.NO_TOKEN_IDS: "Check that the engine is new enough to return token ids and log probabilities, and that the "
+    "call went to it through the gateway, which asks for them.",
+    reasons.STORE_FAILED: "tokcap doctor tells how the file is. A full disk is the usual cause: free some space, and "
+    "run the rollout again under a new id.",
+    reasons.TOKEN_COUNT_MISMATCH: "Some of the reply's tokens got lost within the engine, usually in the streaming of "
+    "its tool or reasoning parser. Update the engine, switch that parser off, or do not stream.",
+    reasons.UNCAPTURED_ENDPOINT: "Let the harness use chat completions or completions; if the call is none that is to "
+    "be trained on, send it to a URL without the rollout's prefix.",
+    reasons.UNKNOWN_OUTCOME: f"{_AGAIN} The engine's log of that time says why it failed, or why it took too long.",
+    reasons.UNSPECIFIED: "Whoever marked it knows. Pass mark_incomplete one of the reasons of "
+    "token_id_capture.reasons, and particulars.",
+    reasons.ABORTED_CALL: "Let running requests finish before weights are updated or the engine is paused, or pause it "
+    "in a way that keeps them. Then run the rollout again under a new id.",
+    reasons.BUILD_FAILED: "tokcap verify tells whether the file is damaged. If it is not, the error above says what "
+    "the builder refused.",
+    reasons.CAPTURE_INCOMPLETE: "See to the calls that are named here. The rollout itself cannot be repaired: what was "
+    "not captured is gone. Its evidence is kept until tokcap prune --evidence, or an administrator, lets it go.",
+    reasons.EMPTY_GENERATIONS: "The engine ended each answer before its first token. Look at the token limit, the stop "
+    "strings and the chat template.",
+    reasons.FREEZE_FAILED: "The error above says why the database refused. tokcap doctor tells how the file is.",
+    reasons.INVALID_ROLLOUT_ID: "Use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 200 "
+    "characters.",
+    reasons.MULTIPLE_CHAINS: "Where a harness means to branch, give each branch a rollout id of its own, or train on "
+    "each call by itself, with tokcap export --per-request.",
+    reasons.MULTIPLE_ROOTS: "See to the cause of each prompt that starts anew. Each call by itself can still be "
+    "trained on, with tokcap export --per-request.",
+    reasons.NO_CAPTURE_KEY: "Give the record _ng_rollout_id, or both _ng_task_index and _ng_rollout_index, as when it "
+    "was dispatched.",
+    reasons.NOTHING_RECORDED: "Check that the harness called .../ng-rollout/<id>/training-token-capture/v1 with this "
+    "very id, that the gateway was there, and that this is the database it writes to.",
+    reasons.UNRESOLVED_RETRY: "Give the harness more time before it asks again, or let it go on from an answer: a "
+    "later call that continues one settles which was used. Each answer by itself can still be trained on, with tokcap "
+    "export --per-request.",
+    reasons.DELETED_BY_HAND: "Nothing is left to be done; the id may be used again.",
+    reasons.RETIRED_BY_HAND: "Nothing is left to be done. Delete the rollout before its id is used again.",
+    reasons.PRUNED: "Nothing is left to be done. A longer --older-than keeps evidence longer.",
+}

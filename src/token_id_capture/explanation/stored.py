@@ -1,0 +1,65 @@
+"""What the explanation is made from: a rollout as it is stored, whoever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from token_id_capture.protocols import TokenCaptureSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Why a rollout is incomplete; ``model_call_id`` is empty if it concerns no single call."""
+
+    model_call_id: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that was begun and never ended, and the process that began it, in words."""
+
+    model_call_id: str
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A verdict that was recorded. ``all_reasons`` have their particulars, as in a build."""
+
+    version: int
+    outcome: str
+    reason: str
+    all_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRollout:
+    """What is known of a rollout. ``snapshot`` is what a freeze would give now."""
+
+    rollout_id: str
+    state: str
+    snapshot: TokenCaptureSnapshot
+    flags: Sequence[Flag] = ()
+    open_calls: Sequence[OpenCall] = ()
+    refused_calls: Sequence[str] = ()
+    late_calls: Sequence[str] = ()
+    recorded: Sequence[Recorded] = ()
+
+
+@dataclass(frozen=True)
+class AsItStands:
+    """A source that gives one snapshot, and keeps what the consumer concludes to itself."""
+
+    snapshot: TokenCaptureSnapshot
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        return self.snapshot
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
