@@ -10,17 +10,16 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from token_id_capture.cli.demo.checks import check
-from token_id_capture.cli.demo.journey import Journey, Rollout
 from token_id_capture.cli.demo.processes import DemoFailedError, run_tokcap, running_engine, running_gateway
 from token_id_capture.cli.demo.stories import HELD_TEXT, MODEL, POLICY_SEED
 from token_id_capture.cli.demo.summary import Report
 from token_id_capture.cli.progress import Show, progress_bar
-from token_id_capture.store import WalResetBugWarning
-from token_id_capture.store.location import database_path
 from token_id_capture.testing.policy import Policy
+
+if TYPE_CHECKING:
+    from token_id_capture.cli.demo.journey import Rollout
 
 WORKERS: Final = 2
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -95,17 +94,17 @@ class _Demo:
         self._directory = directory
         self._keep = keep
         self._show = show
-        self._database = database_path(directory)
+        self._database = directory / "token_captures.db"
         self._rollouts = directory / "rollouts.jsonl"
         self._output = directory / "train.jsonl"
 
     async def run(self) -> Report:
-        # The gateway's log says it, and this file is nobody's record.
-        warnings.simplefilter("ignore", WalResetBugWarning)
         started = time.monotonic()
         rollouts = await self._agents()
         self._rollouts.write_text("".join(json.dumps(rollout.record()) + "\n" for rollout in rollouts))
         await self._finalize()
+        from token_id_capture.cli.demo.checks import check
+
         self._show("checking every token", 0, None)
         verdicts = await check(rollouts, self._database, self._rows(), Policy(POLICY_SEED))
         return Report(
@@ -127,6 +126,12 @@ class _Demo:
             running_engine(self._directory, seed=POLICY_SEED, model=MODEL, hold=HELD_TEXT) as engine,
             running_gateway(self._directory, upstream=engine.url, database=self._database, workers=WORKERS) as gateway,
         ):
+            # Loaded only now: the gateway's workers start meanwhile.
+            from token_id_capture.cli.demo.journey import Journey
+            from token_id_capture.store import WalResetBugWarning
+
+            # The gateway's log says it, and this file is nobody's record.
+            warnings.simplefilter("ignore", WalResetBugWarning)
             return await Journey(gateway, engine, self._database, self._show).run()
 
     async def _finalize(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from token_id_capture.cli.common import print_table
-from token_id_capture.cli.demo.checks import Verdict
 from token_id_capture.reasons import BUILD_REASONS
+
+if TYPE_CHECKING:
+    from token_id_capture.cli.demo.checks import Verdict
 
 
 @dataclass
