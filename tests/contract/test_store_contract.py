@@ -229,6 +229,12 @@ class DropsAnyVersion(MemoryStore):
         return await super().drop(rollout_id, snapshot_id=snapshot_id, version=rollout.marks)
 
 
+class DropsAVersionThatNoFreezeGave(MemoryStore):
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        self.rollouts.get(rollout_id, Rollout()).frozen_version = version
+        return await super().drop(rollout_id, snapshot_id=snapshot_id, version=version)
+
+
 class DropsAnySnapshot(MemoryStore):
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         rollout = self.rollouts.get(rollout_id, Rollout())
@@ -289,6 +295,7 @@ BROKEN = {
     SwallowsLateMarks: "each_mark_after_a_freeze_raises_the_version",
     MarksOnce: "each_mark_after_a_freeze_raises_the_version",
     DropsAnyVersion: "a_mark_between_freeze_and_drop_keeps_the_evidence",
+    DropsAVersionThatNoFreezeGave: "a_version_that_no_freeze_gave_drops_nothing",
     DropsAnySnapshot: "a_drop_that_differs_in_anything_deletes_nothing",
     DropsOnlyOnce: "a_drop_repeated_is_true_only_for_the_same_snapshot",
     LeavesNoTombstone: "a_late_call_changes_nothing_and_does_not_come_back",

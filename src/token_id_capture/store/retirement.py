@@ -20,7 +20,7 @@ from token_id_capture.store.schema import (
     snapshot_flags,
     snapshots,
 )
-from token_id_capture.store.snapshot import Outcome, append_outcome, latest_outcome
+from token_id_capture.store.snapshot import Outcome, append_outcome, latest_head, latest_outcome
 from token_id_capture.store.statements import Statement
 
 EVIDENCE_OUTCOMES: Final = ("masked", "failed")
@@ -98,7 +98,9 @@ def drop(batch: Batch, wanted: Drop) -> bool:
     state = row[0]
     if state == "retired":
         return True
-    if state != "frozen" or _is_evidence(batch, wanted.snapshot_id):
+    # A mark raises the rollout's version; until the next freeze no snapshot has it, and nobody saw it.
+    head = latest_head(batch, wanted.snapshot_id)
+    if state != "frozen" or head is None or head.version != wanted.version or _is_evidence(batch, wanted.snapshot_id):
         return False
     _delete_content(batch, [wanted.rollout_id])
     _retire(batch, [wanted.rollout_id], wanted.snapshot_id)

@@ -119,6 +119,15 @@ class SnapshotContract(Contract):
         assert await store.source.freeze(ROLLOUT) == snapshot
 
     @scenario
+    async def test_a_version_that_no_freeze_gave_drops_nothing(self, store: OpenedStore) -> None:
+        await store.sink.put(make_entry("call"))
+        snapshot = await store.source.freeze(ROLLOUT)
+        await store.sink.mark_incomplete(ROLLOUT)
+        for version in range(snapshot.version + 1, snapshot.version + 4):
+            assert not await store.source.drop(ROLLOUT, snapshot_id=snapshot.snapshot_id, version=version)
+        assert (await store.source.freeze(ROLLOUT)).entries == snapshot.entries
+
+    @scenario
     async def test_a_drop_repeated_is_true_only_for_the_same_snapshot(
         self, first: OpenedStore, second: OpenedStore
     ) -> None:
