@@ -45,7 +45,6 @@ HEAVY = {
     "alembic": {"store"},
     "datasette": {"integrations"},
     "jinja2": {"report"},
-    "jinja2": {"report"},
     "nemo_gym": {"integrations"},
     "pyarrow": {"export"},
     "pydantic_settings": {"server", "cli"},
