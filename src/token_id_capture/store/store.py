@@ -14,20 +14,21 @@ from typing import Any, Final, Self
 
 import orjson
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from token_id_capture import reasons
 from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry, validate_rollout_id
-from token_id_capture.store import queries, retirement, snapshot, writes
+from token_id_capture.store import forking, queries, retirement, snapshot, writes
 from token_id_capture.store.codec import pack, unpack_rollout
-from token_id_capture.store.engine import reading_engine, translated
+from token_id_capture.store.engine import translated
 from token_id_capture.store.jobs import Batch, Job, Operation, one_by_one
 from token_id_capture.store.listing import EVERY_ROLLOUT, RolloutFilter, list_rollouts
 from token_id_capture.store.location import database_path
 from token_id_capture.store.migrate import file_revision, refuse_newer
 from token_id_capture.store.opening import missing
+from token_id_capture.store.reader import Reader
 from token_id_capture.store.recent import RecentSequences
 from token_id_capture.store.schema import HEAD_REVISION
 from token_id_capture.store.writer import FREE_SPACE_FLOOR, Limits, Writer
@@ -43,7 +44,7 @@ _SWEEP: Final = one_by_one(retirement.sweep_retired)
 # only the check that their rollout was not deleted in between.
 _REMEMBERED_CALLS: Final = 65_536
 
-# What a forked child inherits is kept alive here: closing it would disturb the parent's database.
+# What a forked child inherits is kept alive here: there is nothing in it that the child could close.
 _inherited: list[Any] = []
 
 
@@ -84,7 +85,7 @@ class TokenCaptureStore:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._writer: Writer | None = None
-        self._reader: AsyncEngine | None = None
+        self._reader: Reader | None = None
         self._recent = RecentSequences()
         self._begun: OrderedDict[tuple[str, str], str] = OrderedDict()
 
@@ -121,7 +122,7 @@ class TokenCaptureStore:
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:
-            await reader.dispose()
+            await reader.close()
         if writer is not None:
             await writer.close()
 
@@ -273,6 +274,7 @@ class TokenCaptureStore:
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             self._forget_inherited()
+        forking.refuse_inherited(self._path)
         if self._closed:
             raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
 
@@ -283,18 +285,18 @@ class TokenCaptureStore:
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
         try:
-            engine = await self._live_reader()
-            async with engine.connect() as connection:
+            reader = await self._live_reader()
+            async with reader.connect() as connection:
                 yield connection
         except DBAPIError as error:
             raise translated(error, self._path) or error from error
 
-    async def _live_reader(self) -> AsyncEngine:
+    async def _live_reader(self) -> Reader:
         self._check_process()
         if self._reader is None:
             if self._writer is None:
                 await self._prepare_for_reading()
-            self._reader = reading_engine(self._path)
+            self._reader = Reader(self._path)
         return self._reader
 
     async def _prepare_for_reading(self) -> None:

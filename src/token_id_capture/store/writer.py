@@ -21,6 +21,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine
 
 from token_id_capture.errors import StorageFullError, StoreClosedError, StoreError
+from token_id_capture.store import forking
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
 from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, resolve
@@ -52,7 +53,7 @@ class Writer:
     """Owns the writing connection of one process to one database."""
 
     def __init__(self, path: Path, limits: Limits, *, create: bool) -> None:
-        self._path = path
+        self.path = path
         self._limits = limits
         self._create = create
         self._queue = JobQueue(limits.queue_bytes)
@@ -65,6 +66,8 @@ class Writer:
         self._pin_reported = False
         self._dirty = False
         self._shortage_seen: tuple[float, str] | None = None
+        # Held by the thread while it is at the database, and by a fork.
+        self._turn = threading.Lock()
         # Daemonic: a process that forgets to close still ends, and what was acknowledged is on disk.
         self._thread = threading.Thread(target=self._run, name=f"tokcap-writer {path.name}", daemon=True)
         self._ended = threading.Event()
@@ -82,7 +85,21 @@ class Writer:
 
     def start(self) -> None:
         """Start the thread; it opens the database itself, and fails the waiting jobs if it can't."""
+        forking.watch(self)
         self._thread.start()
+
+    def close_for_fork(self) -> bool:
+        """Close the connection between two groups."""
+        self._turn.acquire()
+        if self._connection is not None:
+            with contextlib.suppress(OSError), self._gate:
+                self._drop_connection()
+        self._gate.close()
+        return self._connection is None
+
+    def go_on_after_fork(self) -> None:
+        """Let the thread go on; it opens the database again when there is something to do."""
+        self._turn.release()
 
     async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
         """Do this behind the gate and return its result once that is durable.
@@ -116,18 +133,23 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            self._open()
+            with self._turn:
+                self._open(create=self._create)
             while self._queue.wait(IDLE_SECONDS if self._dirty else None):
-                self._checkpoint(idle=not self._serve())
+                with self._turn:
+                    if self._connection is None:
+                        self._open(create=False)
+                    self._checkpoint(idle=not self._serve())
                 if self._queue.jobs:
                     # flock has no order: who locks again at once overtakes the processes that wait.
                     time.sleep(YIELD_SECONDS)
         except BaseException as error:
-            self.failure = translated(error, self._path) or error
+            self.failure = translated(error, self.path) or error
             if self._connection is not None:
-                logger.error("the writer of %s ended: %s", self._path, self.failure)
+                logger.error("the writer of %s ended: %s", self.path, self.failure)
         finally:
-            self._shut()
+            with self._turn:
+                self._shut()
 
     def _serve(self) -> bool:
         """Commit the next group and tell its callers, also those of a group that ends the writer."""
@@ -144,8 +166,8 @@ class Writer:
             resolve(group)
         return bool(group)
 
-    def _open(self) -> None:
-        self._connect(open_for_writing(self._path, self._gate, create=self._create))
+    def _open(self, *, create: bool) -> None:
+        self._connect(open_for_writing(self.path, self._gate, create=create))
 
     def _connect(self, engine: Engine) -> None:
         self._engine = engine
@@ -188,7 +210,7 @@ class Writer:
         except Exception as error:
             if is_input_output_error(error):
                 self._recover(group, error)
-            elif len(group) > 1 and isinstance(translated(error, self._path), StorageFullError):
+            elif len(group) > 1 and isinstance(translated(error, self.path), StorageFullError):
                 # SQLite has rolled all of it back. What needs little room, such as a mark, may fit.
                 for job in group:
                     self._commit_or_recover([job])
@@ -200,19 +222,19 @@ class Writer:
 
         Every operation may be repeated, as it is idempotent or only adds a mark.
         """
-        logger.error("I/O error while committing to %s; reopening it (%s)", self._path, error)
+        logger.error("I/O error while committing to %s; reopening it (%s)", self.path, error)
         self._drop_connection()
-        self._connect(open_for_writing(self._path, self._gate, create=False, gate_held=True))
+        self._connect(open_for_writing(self.path, self._gate, create=False, gate_held=True))
         answer = self._raw("PRAGMA quick_check(1)")
         if answer != ("ok",):
-            raise StoreError(f"{self._path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
+            raise StoreError(f"{self.path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
         self._registered = False
         for job in group:
             job.result = job.error = None
         self._commit(group)
 
     def _fail(self, group: list[Job], error: BaseException) -> None:
-        problem = translated(error, self._path) or error
+        problem = translated(error, self.path) or error
         for job in group:
             job.result, job.error = None, problem
 
@@ -244,7 +266,7 @@ class Writer:
             if is_input_output_error(error) or not driver.in_transaction:
                 raise
             driver.execute("ROLLBACK TO operation")
-            problem = translated(error, self._path) or error
+            problem = translated(error, self.path) or error
             for job in jobs:
                 job.result, job.error = None, problem if len(jobs) == 1 else None
             if len(jobs) > 1:
@@ -257,9 +279,9 @@ class Writer:
     def _shortage(self, now: float) -> str:
         # The floor is far above what is written between two looks.
         if self._shortage_seen is None or not 0 <= now - self._shortage_seen[0] < SHORTAGE_SECONDS:
-            disk = os.statvfs(self._path.parent)
+            disk = os.statvfs(self.path.parent)
             free, floor = disk.f_bavail * disk.f_frsize, self._limits.free_space_floor
-            text = f"{free:,} bytes are free beside {self._path}, fewer than the floor of {floor:,}"
+            text = f"{free:,} bytes are free beside {self.path}, fewer than the floor of {floor:,}"
             self._shortage_seen = now, text if free < floor else ""
         return self._shortage_seen[1]
 
@@ -296,7 +318,7 @@ class Writer:
         elif not self._pin_reported and self.wal_bytes() > CHECKPOINT_BYTES:
             self._pin_reported = True
             warn(
-                f"{self._path}-wal has grown to {self.wal_bytes():,} bytes: a reader pins the WAL. "
+                f"{self.path}-wal has grown to {self.wal_bytes():,} bytes: a reader pins the WAL. "
                 "Find the process that keeps a transaction open on this database, and end it.",
                 PinnedWalWarning,
             )
@@ -304,6 +326,6 @@ class Writer:
     def wal_bytes(self) -> int:
         """The size of the write-ahead log in bytes."""
         try:
-            return os.stat(f"{self._path}-wal").st_size
+            return os.stat(f"{self.path}-wal").st_size
         except OSError:
             return 0
