@@ -28,7 +28,9 @@ from token_id_capture.store.listing import EVERY_ROLLOUT, RolloutFilter, list_ro
 from token_id_capture.store.location import database_path
 from token_id_capture.store.migrate import file_revision, refuse_newer
 from token_id_capture.store.opening import missing
+from token_id_capture.store.probe import probe
 from token_id_capture.store.reader import Reader
+from token_id_capture.store.reading import wal_bytes
 from token_id_capture.store.recent import RecentSequences
 from token_id_capture.store.schema import HEAD_REVISION
 from token_id_capture.store.writer import FREE_SPACE_FLOOR, Limits, Writer
@@ -134,10 +136,12 @@ class TokenCaptureStore:
         entry = _validated(entry)
         known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
         packed = pack(entry, known[1] if known else None)
-        begun = self._begun.pop((entry.rollout_id, entry.model_call_id), None)
+        begun = self._begun.get((entry.rollout_id, entry.model_call_id))
         incarnation = await self._write(
             writes.put_entries, writes.Put(packed, known[0] if known else None, begun), packed.size
         )
+        # Not before: a put that fails may be tried again.
+        self._begun.pop((entry.rollout_id, entry.model_call_id), None)
         self._recent.remember(incarnation, packed)
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
@@ -258,6 +262,24 @@ class TokenCaptureStore:
         """
         async with self._reading() as connection:
             return await queries.describe_rollout(connection, validate_rollout_id(rollout_id))
+
+    # What a server watches
+
+    async def check_writable(self) -> None:
+        """Return once a put would succeed now.
+
+        Raises:
+            StoreError: it would fail; the message says why.
+        """
+        await self._write(probe, None)
+
+    def waiting(self) -> tuple[int, int]:
+        """How many writes of this process wait for the writer, and their bytes."""
+        return (0, 0) if self._writer is None else self._writer.waiting
+
+    def wal_bytes(self) -> int:
+        """The size of the write-ahead log in bytes."""
+        return wal_bytes(self._path)
 
     # Connections
 

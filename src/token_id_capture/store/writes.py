@@ -93,7 +93,15 @@ _SELECT_CANDIDATES = Statement(
 )
 _INSERT_ROLLOUT = Statement(insert(rollouts), ["rollout_id", "incarnation", "state", "version", "opened_at"])
 _INSERT_ENTRY = Statement(insert(entries))
-_INSERT_INTENT = Statement(insert(call_intents).on_conflict_do_nothing())
+_new_intent = insert(call_intents)
+# A call that is still open stays as it is; one that was refused and begins again is open again.
+_INSERT_INTENT = Statement(
+    _new_intent.on_conflict_do_update(
+        index_elements=[call_intents.c.rollout_id, call_intents.c.model_call_id],
+        set_={name: _new_intent.excluded[name] for name in ("writer_id", "begun_at", "outcome", "detail")},
+        where=call_intents.c.outcome.is_not(None),
+    )
+)
 _INSERT_FLAG = Statement(insert(incomplete_flags), ["rollout_id", "model_call_id", "reason", "detail", "flagged_at"])
 _INSERT_LATE_WRITE = Statement(insert(late_writes).on_conflict_do_nothing())
 _DELETE_INTENTS = Statement(
@@ -118,6 +126,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
     known = _rollouts_of(batch, (job.payload.entry.rollout_id for job in jobs))
     stored = _stored_digests(batch, jobs)
     accepted: list[Job] = []
+    repeated: list[PackedEntry] = []
     for job in jobs:
         put: Put = job.payload
         entry = put.entry
@@ -133,6 +142,8 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             job.error = RolloutRetiredError(entry.rollout_id, f"call {entry.model_call_id!r}, begun before its delete")
         elif stored.get(key) == digest:
             job.result = rollout.incarnation if rollout else None
+            if rollout is not None and rollout.state == "open":
+                repeated.append(entry)
         elif key in stored:
             _flag(batch, Mark(*key, reasons.CONFLICTING_PAYLOAD, "the first payload is kept"))
             job.error = ConflictingEntryError(*key)
@@ -153,6 +164,9 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             accepted.append(job)
     if accepted:
         _insert_entries(batch, [job.payload.entry for job in accepted])
+    if repeated:
+        # The call may have begun again since it was stored.
+        _DELETE_INTENTS.run(batch.connection, {"keys": _keys(repeated)})
 
 
 def _insert_entries(batch: Batch, accepted: list[PackedEntry]) -> None:
