@@ -54,9 +54,14 @@ class ProcessIdentity:
             }
             _REGISTER.run(connection, values)
         if not known or now - self._seen_at > LAST_SEEN_SECONDS:
-            _SEEN.run(connection, {"this_writer": self.writer_id, "seen_at": now})
+            see(connection, self.writer_id, now)
             self._seen_at = now
         return True
+
+
+def see(connection: sqlite3.Connection, writer_id: str, now: float) -> None:
+    """Note in the writer's row that it was seen now, inside the current transaction."""
+    _SEEN.run(connection, {"this_writer": writer_id, "seen_at": now})
 
 
 def boot_id() -> str:

@@ -83,6 +83,11 @@ class Writer:
         """Whether jobs are still taken."""
         return not self._ended.is_set() and not self._queue.closing
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many jobs wait, and their bytes."""
+        return len(self._queue.jobs), self._queue.held
+
     def start(self) -> None:
         """Start the thread; it opens the database itself, and fails the waiting jobs if it can't."""
         forking.watch(self)
