@@ -98,7 +98,7 @@ def _described(parameter: Any) -> str:
     if parameter.required:
         notes.append("required")
     elif _is_argument(parameter):
-        notes.append(f"default `{parameter.default}`")
+        notes += [f"default `{parameter.default}`"] if parameter.default is not None else []
     elif parameter.is_flag:
         notes += [f"default `{parameter.opts[0]}`"] if parameter.default else []
     elif parameter.default not in (None, ""):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.common import DatabaseOption, JsonOption, fail, run
+from token_id_capture.cli.common import DatabaseOption, JsonOption, run
 from token_id_capture.cli.evidence import rollout_argument, stored_evidence, stored_rollout
-
-if TYPE_CHECKING:
-    from token_id_capture.explanation import Decode
+from token_id_capture.cli.tokenizer import decoder
 
 
 def explain(
@@ -34,7 +32,7 @@ def explain(
     from token_id_capture import explanation
     from token_id_capture.cli.explained import print_explanation, print_explanation_json
 
-    decode = None if tokenizer is None else _decoder(tokenizer)
+    decode = None if tokenizer is None else decoder(tokenizer)
     # What the build logs is part of what is explained.
     logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
     stored = stored_rollout(stored_evidence(database, rollout_argument(rollout)))
@@ -43,15 +41,3 @@ def explain(
         print_explanation_json(explained, decode)
     else:
         print_explanation(explained, decode)
-
-
-def _decoder(path: Path) -> Decode:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        fail("--tokenizer needs the library tokenizers: pip install 'token-id-capture[tokenizers]'")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more particular
-        fail(f"cannot read {path} as a tokenizer.json: {error}")
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -20,6 +20,7 @@ from token_id_capture.cli import (
     finalize,
     ls,
     prune,
+    report,
     serve,
     show,
     sql,
@@ -50,6 +51,7 @@ app.command("export")(export.export)
 app.command("finalize")(finalize.finalize)
 app.command("ls")(ls.ls)
 app.command("prune")(prune.prune)
+app.command("report")(report.report)
 app.command("serve")(serve.serve)
 app.command("show")(show.show)
 app.command("sql")(sql.sql)
