@@ -129,7 +129,7 @@ def test_show_says_which_call_continues_which(tokcap: RunTokcap, database: Path)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert lines[0] == "rollout math-0: frozen, version 1"
-    calls = lines[lines.index("calls") + 2 : lines.index("flags: none") - 1]
+    calls = lines[lines.index("calls") + 2 : lines.index("tree") - 1]
     assert [line.split()[:8] for line in calls] == [
         ["1", "-", "0", "3", "2", "first", "policy", "stop"],
         ["2", "1", "5", "6", "1", "second", "policy", "stop"],
