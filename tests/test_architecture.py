@@ -46,6 +46,7 @@ HEAVY = {
     "datasette": {"integrations"},
     "jinja2": {"report"},
     "nemo_gym": {"integrations"},
+    "prometheus_client": {"server"},
     "pyarrow": {"export"},
     "pydantic_settings": {"server", "cli"},
     "rich": {"cli"},

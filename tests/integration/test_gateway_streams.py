@@ -266,6 +266,7 @@ async def test_an_engine_that_does_not_finish_after_a_hang_up_is_cut_off_and_the
 
 async def test_many_hang_ups_leave_no_task_and_no_connection_behind(gate: Gateway) -> None:
     sent = events(FIRST, delta([10]), delta([11], "stop"), usage(2))
+    await gate.request("GET", gate.url + "/healthz")  # the server has started, with all of its own tasks
     before = asyncio.all_tasks()
     engine = stepped(gate, sent, free=1)
 

@@ -8,10 +8,17 @@ from typing import Protocol, runtime_checkable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink
+from token_id_capture.server.access import ApiKeyMiddleware
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine
 from token_id_capture.server.gateway import Gateway
+from token_id_capture.server.in_flight import CallsInFlight
+from token_id_capture.server.metered import MeteredSink
+from token_id_capture.server.metrics import GatewayMetrics
 from token_id_capture.server.middleware import TokenCaptureMiddleware
+from token_id_capture.server.monitor import Monitor
+from token_id_capture.server.operations import PROBE_PATHS, Operations
+from token_id_capture.server.readiness import Readiness
 from token_id_capture.server.upstream import Upstream
 
 
@@ -25,17 +32,25 @@ def create_app(
     connect_timeout: float = 10.0,
     read_timeout: float = 3600.0,
     log_probs_mode: str | None = None,
+    api_key: str | None = None,
+    upstream_api_key: str | None = None,
+    max_concurrent_calls: int = 0,
+    access_log: bool = False,
 ) -> ASGIApp:
     """A gateway in front of the engine at ``upstream`` that records in ``sink``.
 
     ``engine`` is a name of ``engines.ENGINES`` or an object that keeps its protocol. Times are in
-    seconds; see ``Gateway`` and ``Upstream`` for the limits. At startup the sink is opened if it has
-    an ``open``; at shutdown it is closed, after the calls in flight.
+    seconds; see ``Gateway`` and ``Upstream`` for the limits. With ``api_key`` callers must send it;
+    ``upstream_api_key`` is sent to the engine in place of theirs. More than ``max_concurrent_calls``
+    at once are answered with 503; 0 is no limit. At startup the sink is opened if it has an
+    ``open``; at shutdown it is closed, after the calls in flight.
 
     Raises:
         ConfigurationError: the upstream is no URL, or the engine is unknown.
     """
-    connections = Upstream(upstream, connect_timeout=connect_timeout, read_timeout=read_timeout)
+    connections = Upstream(
+        upstream, connect_timeout=connect_timeout, read_timeout=read_timeout, api_key=upstream_api_key
+    )
     gateway = Gateway(
         connections,
         make_engine(engine) if isinstance(engine, str) else engine,
@@ -43,7 +58,13 @@ def create_app(
         drain_seconds=drain_seconds,
         log_probs_mode=log_probs_mode,
     )
-    return _WithLifespan(TokenCaptureMiddleware(gateway, sink=sink), connections, sink)
+    metrics = GatewayMetrics()
+    counted = CallsInFlight(gateway, metrics, limit=max_concurrent_calls, access_log=access_log)
+    captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
+    app: ASGIApp = Operations(captured, Readiness(sink, connections.reach), metrics, sink)
+    if api_key is not None:
+        app = ApiKeyMiddleware(app, api_key, metrics, open_paths=PROBE_PATHS)
+    return _WithLifespan(app, connections, sink, Monitor(metrics, sink))
 
 
 @runtime_checkable
@@ -56,10 +77,11 @@ class _Opens(Protocol):
 class _WithLifespan:
     """Answers the server's lifespan messages; the rest goes to ``app``."""
 
-    def __init__(self, app: ASGIApp, upstream: Upstream, sink: TokenSink | None) -> None:
+    def __init__(self, app: ASGIApp, upstream: Upstream, sink: TokenSink | None, monitor: Monitor) -> None:
         self._app = app
         self._upstream = upstream
         self._sink = sink
+        self._monitor = monitor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -74,8 +96,10 @@ class _WithLifespan:
     async def _open(self) -> None:
         if isinstance(self._sink, _Opens):
             await self._sink.open()
+        self._monitor.start()
 
     async def _close(self) -> None:
+        await self._monitor.stop()
         try:
             await self._upstream.close()
         finally:

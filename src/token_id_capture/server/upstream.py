@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from io import BytesIO
@@ -33,6 +35,8 @@ _HOP_BY_HOP: Final = frozenset(
 )
 # The gateway reads the whole request body, so it answered "Expect: 100-continue" itself.
 _REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect"})
+CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
+"""The headers in which clients of OpenAI's and of Anthropic's interface send their key."""
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 # uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being
@@ -87,11 +91,20 @@ class Upstream:
 
     ``url`` may have a path, which is put before the path of each request. Since clients send their
     own ``/v1``, one at the end of ``url`` is left out. ``read_timeout`` is the longest silence in
-    seconds, not a limit on the whole reply.
+    seconds, not a limit on the whole reply. ``api_key`` is sent as a bearer token, in place of what
+    the client sent to prove who it is.
     """
 
-    def __init__(self, url: str, *, connect_timeout: float = 10.0, read_timeout: float = 3600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_timeout: float = 10.0,
+        read_timeout: float = 3600.0,
+        api_key: str | None = None,
+    ) -> None:
         self.url = parse_upstream(url)
+        self._api_key = api_key
         self._timeout = aiohttp.ClientTimeout(
             total=None, connect=None, sock_connect=connect_timeout, sock_read=read_timeout
         )
@@ -105,10 +118,14 @@ class Upstream:
             UpstreamError: no reply arrived.
         """
         target = URL(str(self.url).rstrip("/") + _target(scope), encoded=True)
-        replaced = _REPLACED_IN_REQUESTS | {b"accept-encoding"} if plain else _REPLACED_IN_REQUESTS
+        replaced = _REPLACED_IN_REQUESTS | ({b"accept-encoding"} if plain else frozenset())
+        if self._api_key is not None:
+            replaced |= CREDENTIAL_HEADERS
         headers = _text_headers(end_to_end(scope["headers"], replaced))
         if plain:
             headers.append(("Accept-Encoding", "identity"))
+        if self._api_key is not None:
+            headers.append(("Authorization", f"Bearer {self._api_key}"))
         with _translated(str(self.url)):
             response = await self._opened().request(
                 scope["method"],
@@ -120,6 +137,17 @@ class Upstream:
             )
         async with response:
             yield UpstreamReply(response, str(self.url))
+
+    async def reach(self) -> None:
+        """Open a connection and close it again, to find out whether the engine listens.
+
+        Raises:
+            OSError: it does not.
+        """
+        _, writer = await asyncio.open_connection(self.url.host, self.url.port)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -155,6 +183,11 @@ def parse_upstream(url: str) -> URL:
         usable = False
     if not usable or parsed.query_string or parsed.fragment:
         raise ConfigurationError(f"{url!r} is no upstream: give the engine's address, such as http://127.0.0.1:8000")
+    if parsed.user is not None or parsed.password is not None:
+        # It would stand in error messages and in the process list. The URL is not repeated here either.
+        raise ConfigurationError(
+            "the upstream URL contains a user or password: give the key in --upstream-api-key-file"
+        )
     path = parsed.path.rstrip("/")
     return parsed.with_path(path.removesuffix("/v1"))
 

@@ -1,0 +1,57 @@
+"""Who may call the gateway: with a key, only callers that send it.
+
+The key is taken off before anything else sees the request, so it is neither forwarded nor stored.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Iterator
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from token_id_capture.server.metrics import GatewayMetrics
+from token_id_capture.server.replies import reply_error
+
+
+class ApiKeyMiddleware:
+    """Answers 401 unless ``Authorization: Bearer KEY`` or ``x-api-key: KEY`` is sent.
+
+    ``open_paths`` need no key; the application must answer them itself. A websocket handshake
+    that a server made a scope of its own is let through, for the gateway refuses all of them.
+    """
+
+    def __init__(self, app: ASGIApp, key: str, metrics: GatewayMetrics, *, open_paths: Iterable[str] = ()) -> None:
+        self._app = app
+        self._key = key.encode()
+        self._metrics = metrics
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        if not self._is_sent(scope["headers"]):
+            self._metrics.unauthorized.inc()
+            message = "The gateway's API key is missing or wrong: send it as Authorization: Bearer, or as x-api-key."
+            await reply_error(scope, receive, send, 401, message, "invalid_api_key", **{"www-authenticate": "Bearer"})
+            return
+        # Whatever the header is called: one that repeats the key must not carry it to the engine.
+        kept = [(name, value) for name, value in scope["headers"] if self._key not in value]
+        await self._app(dict(scope, headers=kept), receive, send)
+
+    def _is_sent(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        # All are compared, so that the time says nothing of which one it was.
+        matches = [hmac.compare_digest(sent, self._key) for sent in _keys(headers)]
+        return any(matches)
+
+
+def _keys(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    for name, value in headers:
+        low = name.lower()
+        if low == b"x-api-key":
+            yield value.strip()
+        elif low == b"authorization":
+            scheme, _, credentials = value.strip().partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield credentials.strip()

@@ -1,0 +1,86 @@
+"""Whether a gateway can serve: its database can be written, and something listens at the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, runtime_checkable
+
+from token_id_capture.protocols import TokenSink
+
+CACHE_SECONDS: Final = 1.0
+PROBE_SECONDS: Final = 2.0
+
+_logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class WatchedSink(Protocol):
+    """A sink that says how it is; the store does."""
+
+    async def check_writable(self) -> None:
+        """Return once a write would succeed now.
+
+        Raises:
+            StoreError: it would fail; the message says why.
+        """
+        ...
+
+    def waiting(self) -> tuple[int, int]:
+        """How many writes of this process wait, and their bytes."""
+        ...
+
+    def wal_bytes(self) -> int:
+        """The size of the write-ahead log in bytes."""
+        ...
+
+
+class Readiness:
+    """Asks the sink and the engine, at most once in ``CACHE_SECONDS`` however often it is asked.
+
+    ``reach`` connects to the engine, and raises where it can't. Reasons are logged as they change,
+    and not told: who may ask is anybody.
+    """
+
+    def __init__(self, sink: TokenSink | None, reach: Callable[[], Awaitable[None]]) -> None:
+        self._sink = sink
+        self._reach = reach
+        self._lock = asyncio.Lock()
+        self._asked_at = float("-inf")
+        self._problems: dict[str, str] = {}
+
+    async def problems(self) -> list[str]:
+        """What is not ready: some of ``database`` and ``upstream``, or nothing."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if loop.time() - self._asked_at >= CACHE_SECONDS:
+                found = await self._ask()
+                self._asked_at = loop.time()
+                self._report(found)
+                self._problems = found
+        return list(self._problems)
+
+    async def _ask(self) -> dict[str, str]:
+        checks = {"upstream": self._reach}
+        if isinstance(self._sink, WatchedSink):
+            checks["database"] = self._sink.check_writable
+        answers = await asyncio.gather(*(_problem(check) for check in checks.values()))
+        return {name: problem for name, problem in zip(checks, answers, strict=True) if problem}
+
+    def _report(self, found: dict[str, str]) -> None:
+        for name in found.keys() - self._problems.keys():
+            _logger.warning("not ready: %s: %s", name, found[name])
+        for name in self._problems.keys() - found.keys():
+            _logger.warning("ready again: %s", name)
+
+
+async def _problem(check: Callable[[], Awaitable[None]]) -> str:
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await check()
+    except TimeoutError:
+        return f"no answer in {PROBE_SECONDS:g} s"
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return ""
