@@ -110,7 +110,7 @@ def _headline(rollout: StoredRollout, built: Mapping[str, Any]) -> str:
         tokens = built["trajectory"].token_ids
         sampled = built["metrics"]["generated_tokens_delivered"]
         fate = (
-            f"deliverable: its {_count(built['metrics']['n_calls'], 'call')} form one sequence of "
+            f"deliverable: {_count(built['metrics']['n_calls'], 'call forms', 'calls form')} one sequence of "
             f"{len(tokens):,} tokens, {sampled:,} of them sampled"
         )
     if rollout.state == "open":

@@ -1,0 +1,434 @@
+"""Why a rollout is masked: the tree of its calls, where prompts depart, what that looks like, and the sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from call_trees import call, grow
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token_id_capture import reasons
+from token_id_capture.cli.call_lines import tree_lines, tree_rows
+from token_id_capture.explanation import (
+    Cause,
+    Decode,
+    Departure,
+    Explanation,
+    Finding,
+    Flag,
+    OpenCall,
+    Recorded,
+    Role,
+    Span,
+    StoredRollout,
+    Suspicion,
+    call_tree,
+    explain,
+    find_departure,
+    suspect,
+)
+from token_id_capture.explanation.remedies import REMEDIES, SENTENCES
+from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.records import TokenEntry
+
+SYSTEM = list(range(1000, 1040))
+ANSWER = list(range(100, 160))
+
+
+def departure_of(entries: Sequence[TokenEntry], decode: Decode | None = None) -> Departure:
+    """The one departure among these calls."""
+    tree = call_tree(entries)
+    (divergence,) = tree.output.notes.divergences
+    return find_departure(tree, divergence, decode)
+
+
+def judged(entries: Sequence[TokenEntry], decode: Decode | None = None, lost: int = 0) -> tuple[Departure, Suspicion]:
+    departure = departure_of(entries, decode)
+    return departure, suspect(departure, lost)
+
+
+def two_turns(second_history: list[int], answer: list[int] = ANSWER) -> list[TokenEntry]:
+    """A first call that generated ``answer``, and a second one whose prompt has ``second_history`` behind SYSTEM."""
+    return [
+        call("first", SYSTEM, answer, created_at=1.0),
+        call("second", SYSTEM + second_history, [7], created_at=2.0),
+    ]
+
+
+# The same text for both spellings of a word, and another text for everything else.
+SPELLINGS = {105: "wo", 106: "rd", 905: "w", 906: "or", 907: "d"}
+
+
+def reads(ids: Sequence[int]) -> str:
+    return "".join(SPELLINGS.get(token, f"<{token}>") for token in ids)
+
+
+RETOKENISED = [*ANSWER[:5], 905, 906, 907, *ANSWER[7:], 5, 6]
+
+
+def test_a_few_other_tokens_within_an_answer_look_like_retokenisation() -> None:
+    departure, suspicion = judged(two_turns(RETOKENISED))
+    assert (departure.call.entry.model_call_id, departure.earlier.entry.model_call_id) == ("second", "first")
+    assert departure.position == len(SYSTEM) + 5
+    assert departure.sampled_by is departure.earlier
+    assert departure.span == Span(removed=2, added=3)
+    assert suspicion == Suspicion(
+        Cause.RETOKENIZATION, "3 tokens stand where 2 were, and then both agree again", certain=False
+    )
+
+
+def test_the_ids_around_the_first_difference_are_told_for_both_sides() -> None:
+    departure = departure_of(two_turns(RETOKENISED))
+    assert departure.expected() == ([101, 102, 103, 104], [105, 106, 107, 108, 109, 110])
+    assert departure.found() == ([101, 102, 103, 104], [905, 906, 907, 107, 108, 109])
+
+
+def test_a_tokenizer_settles_whether_the_text_is_the_same() -> None:
+    departure, suspicion = judged(two_turns(RETOKENISED), reads)
+    assert departure.span == Span(removed=2, added=3, same_text=True)
+    assert (suspicion.cause, suspicion.certain) == (Cause.RETOKENIZATION, True)
+    edited = [*ANSWER[:5], 905, 907, *ANSWER[7:], 5, 6]
+    departure, suspicion = judged(two_turns(edited), reads)
+    assert departure.span == Span(removed=2, added=2, same_text=False)
+    assert (suspicion.cause, suspicion.certain) == (Cause.EDITED_HISTORY, True)
+
+
+def test_retokenisation_at_the_very_end_of_an_answer_is_found_with_and_without_a_tokenizer() -> None:
+    entries = two_turns([53122, 393, 30002, 5, 6], answer=[53122, 316, 317])
+    departure, suspicion = judged(entries)
+    assert (departure.span, departure.position) == (None, len(SYSTEM) + 1)
+    assert (suspicion.cause, suspicion.certain) == (Cause.RETOKENIZATION, False)
+    texts = {53122: "the", 316: " ca", 317: "t", 393: " c", 30002: "at"}
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(texts.get(token, f"<{token}>") for token in ids)
+
+    departure, suspicion = judged(entries, decode)
+    assert departure.span == Span(removed=2, added=2, same_text=True)
+    assert (suspicion.cause, suspicion.certain) == (Cause.RETOKENIZATION, True)
+
+
+def test_a_last_token_alone_looks_like_the_template_ending_a_message_otherwise() -> None:
+    _, suspicion = judged(two_turns([*ANSWER[:-1], 5, 6]))
+    assert suspicion.cause is Cause.RETOKENIZATION
+    assert "chat template ends a message otherwise" in suspicion.because
+
+
+def test_reasoning_left_out_of_the_history_is_an_edit() -> None:
+    departure, suspicion = judged(two_turns([*ANSWER[40:], 5, 6]))
+    assert departure.span == Span(removed=40, added=0)
+    assert suspicion.cause is Cause.EDITED_HISTORY
+    assert suspicion.because.startswith("40 tokens are missing there")
+
+
+def test_text_put_into_an_answer_is_an_edit() -> None:
+    departure, suspicion = judged(two_turns([*ANSWER[:10], *range(700, 750), *ANSWER[10:], 5]))
+    assert departure.span == Span(removed=0, added=50)
+    assert suspicion.cause is Cause.EDITED_HISTORY
+
+
+def test_another_answer_is_a_lost_call_if_one_was_lost_and_an_edit_if_none_was() -> None:
+    entries = two_turns(list(range(400, 500)))
+    assert judged(entries, lost=1)[1].cause is Cause.LOST_CALL
+    assert "2 calls were lost" in judged(entries, lost=2)[1].because
+    assert judged(entries)[1].cause is Cause.EDITED_HISTORY
+
+
+def conversation(turns: int, start: list[int]) -> list[TokenEntry]:
+    """Calls that append 30 tokens of context and 20 of generation each."""
+    history, entries = list(start), []
+    for turn in range(turns):
+        history += [2000 + 100 * turn + n for n in range(30)]
+        generation = [5000 + 100 * turn + n for n in range(20)]
+        entries.append(call(f"turn-{turn}", history, generation, created_at=float(turn + 1)))
+        history = history + generation
+    return entries
+
+
+def test_a_short_prompt_behind_the_same_beginning_is_a_compaction() -> None:
+    summary = call("compacted", SYSTEM + list(range(8000, 8060)), [7], created_at=50.0)
+    departure, suspicion = judged([*conversation(6, SYSTEM), summary])
+    assert (departure.call.entry.model_call_id, departure.continues) == ("compacted", None)
+    assert departure.position == len(SYSTEM)
+    assert departure.sampled_by is None
+    assert departure.longest_before == len(SYSTEM) + 6 * 50
+    assert suspicion.cause is Cause.COMPACTION
+    assert "only 100 tokens where the conversation had already reached 340" in suspicion.because
+
+
+def test_a_compaction_behind_the_first_message_is_one_too() -> None:
+    turns = conversation(6, SYSTEM)
+    summary = call("compacted", [*turns[0].prompt_token_ids, *range(8000, 8060)], [7], created_at=50.0)
+    departure, suspicion = judged([*turns, summary])
+    assert departure.sampled_by is not None
+    assert suspicion.cause is Cause.COMPACTION
+
+
+@pytest.mark.parametrize("length", [20, 200, 2000])
+def test_another_system_prompt_is_a_separate_agent_however_long(length: int) -> None:
+    agent = call("agent", [*SYSTEM[:3], *range(9000, 9000 + length)], [7], created_at=2.5)
+    departure, suspicion = judged([*conversation(4, SYSTEM), agent])
+    # The agent came later, so it is the one that departs, though it is first in order of length.
+    assert (departure.call.entry.model_call_id, departure.earlier.entry.model_call_id) == ("agent", "turn-0")
+    assert departure.position == 3
+    assert suspicion.cause is Cause.SEPARATE_AGENT
+
+
+def test_a_changed_word_of_an_earlier_prompt_is_an_edited_history() -> None:
+    turns = conversation(3, SYSTEM)
+    edited = list(turns[2].prompt_token_ids)
+    edited[len(SYSTEM) + 5] = 1
+    turns[2] = call("turn-2", edited, [7], created_at=3.0)
+    departure, suspicion = judged(turns)
+    assert (departure.earlier.entry.model_call_id, departure.position) == ("turn-0", len(SYSTEM) + 5)
+    assert departure.span == Span(removed=1, added=1)
+    assert suspicion.cause is Cause.EDITED_HISTORY
+    assert "an earlier message was changed" in suspicion.because
+
+
+def test_a_prompt_that_is_cut_short_has_nothing_there() -> None:
+    first = call("first", SYSTEM, ANSWER, created_at=1.0)
+    more = call("more", SYSTEM + ANSWER + [1, 2, 3], [9], created_at=2.0)
+    again = call("again", SYSTEM[:20], [9], created_at=3.0)
+    departure, suspicion = judged([first, more, again])
+    assert departure.call.entry.model_call_id == "again"
+    assert departure.found() == (SYSTEM[16:20], [])
+    assert suspicion.cause is Cause.COMPACTION
+
+
+def test_a_branch_names_the_call_that_both_continue() -> None:
+    stem = [*SYSTEM, *ANSWER]
+    entries = [
+        call("stem", SYSTEM, ANSWER, created_at=1.0),
+        call("left", [*stem, 1, 2, 3], [7], created_at=2.0),
+        call("right", [*stem, 1, 2, 4], [8], created_at=3.0),
+    ]
+    departure = departure_of(entries)
+    assert departure.continues is not None
+    assert departure.continues.entry.model_call_id == "stem"
+    assert departure.position == len(stem) + 2
+
+
+# The tree
+
+
+def test_each_call_has_its_place() -> None:
+    tree = call_tree(
+        [
+            call("root", [1, 2], [3], created_at=1.0),
+            call("kept", [1, 2, 3, 4], [5]),
+            call("retry", [1, 2, 3, 4], [6]),
+            call("kept-again", [1, 2, 3, 4], [5]),
+            call("last", [1, 2, 3, 4, 5, 7], [8]),
+            call("last-again", [1, 2, 3, 4, 5, 7], [9]),
+            call("empty", [1, 2, 3, 4], []),
+            call("other", [9, 9], [9], created_at=2.0),
+        ]
+    )
+    places = {one.entry.model_call_id: one for one in tree.calls}
+    assert {name: (one.number, one.role.value) for name, one in places.items()} == {
+        "root": (1, "main"),
+        "kept": (2, "main"),
+        "retry": (3, "retry"),
+        "kept-again": (4, "copy"),
+        "last": (5, "unresolved"),
+        "last-again": (6, "unresolved"),
+        "empty": (7, "empty"),
+        "other": (8, "branch"),
+    }
+    assert places["retry"].parent is places["kept"].parent is places["root"]
+    assert places["retry"].same_as is places["kept-again"].same_as is places["kept"]
+    assert [one.entry.model_call_id for one in tree.roots] == ["root", "other"]
+    assert [*tree_lines(tree)] == [
+        "┌ 1",
+        "├── 3  another answer to the prompt of 2; left out",
+        "├── 4  copy of 2; left out",
+        "├ 2",
+        "├── 6  one of several answers to a prompt, none continued",
+        "└ 5  one of several answers to a prompt, none continued",
+        "─ 8  starts anew; differs from 1 at position 0",
+        "7  nothing generated; left out",
+    ]
+
+
+def test_a_long_chain_is_one_line() -> None:
+    history: list[int] = [1]
+    entries = []
+    for turn in range(500):
+        entries.append(call(f"{turn:04}", list(history), [turn]))
+        history += [turn, 2]
+    assert [*tree_lines(call_tree(entries))] == ["─ 1-500  main sequence, 1,000 tokens"]
+
+
+def numbers_in(lines: Sequence[str]) -> list[int]:
+    """The numbers of calls at the head of each line, ranges written out."""
+    found: list[int] = []
+    for line in lines:
+        head = re.match(r"[┌├└─│┬ ]*([\d, -]+)", line)
+        assert head is not None, line
+        for part in head[1].strip(" ,").split(", "):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
+@given(st.binary(max_size=160))
+def test_every_call_of_any_rollout_stands_once_in_the_tree_and_below_what_it_continues(choices: bytes) -> None:
+    entries = grow(choices)
+    tree = call_tree(entries)
+    for one in tree.calls:
+        if one.parent is not None:
+            assert one.entry.prompt_token_ids.startswith(one.parent.sequence)
+            assert one in one.parent.children
+        if one.same_as is not None:
+            assert one.entry.prompt_token_ids == one.same_as.entry.prompt_token_ids
+    main = [link.entry.model_call_id for chain in tree.output.chains[:1] for link in chain.links]
+    roles = {one.entry.model_call_id: one.role for one in tree.calls}
+    assert {roles[call_id] for call_id in main} <= {Role.MAIN, Role.UNRESOLVED}
+    assert sorted(numbers_in([*tree_lines(tree)])) == [one.number for one in tree.calls]
+    assert [row["number"] for row in tree_rows(tree)] == list(range(1, len(tree.calls) + 1))
+
+
+@given(st.binary(max_size=160))
+def test_every_departure_of_any_rollout_is_the_first_difference(choices: bytes) -> None:
+    tree = call_tree(grow(choices))
+    for divergence in tree.output.notes.divergences:
+        departure = find_departure(tree, divergence, reads)
+        sequence, prompt = departure.earlier.sequence, departure.call.entry.prompt_token_ids
+        assert sequence[: departure.position] == prompt[: departure.position]
+        assert departure.position < len(sequence)
+        assert departure.position == len(prompt) or sequence[departure.position] != prompt[departure.position]
+        assert suspect(departure, 0).because
+
+
+# The sentences
+
+
+def stored(entries: Sequence[TokenEntry] = (), incomplete: bool = False, **more: Any) -> StoredRollout:
+    snapshot = TokenCaptureSnapshot("r", tuple(entries), incomplete, snapshot_id="s", version=1)
+    return StoredRollout("r", more.pop("state", "frozen"), snapshot, **more)
+
+
+ONE = [call("only", [1], [2])]
+
+
+def finding(explanation: Explanation, reason: str) -> Finding:
+    return next(one for one in explanation.findings if one.reason == reason)
+
+
+def test_every_reason_has_a_sentence_and_a_remedy() -> None:
+    every = {**reasons.FLAG_REASONS, **reasons.BUILD_REASONS, **reasons.RELEASE_REASONS}
+    assert every == SENTENCES
+    assert set(REMEDIES) == set(every)
+    assert all(text.endswith(".") for text in (*SENTENCES.values(), *REMEDIES.values()))
+
+
+def test_every_reason_of_the_module_is_in_one_of_its_tables() -> None:
+    constants = {value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str)}
+    assert constants == set(SENTENCES)
+
+
+@pytest.mark.parametrize("reason", reasons.FLAG_REASONS)
+async def test_every_flag_is_explained_with_its_call_and_particulars(reason: str) -> None:
+    explanation = await explain(stored(ONE, True, flags=[Flag("only", reason, "so it is")]))
+    assert explanation.verdict == "masked"
+    assert [one.reason for one in explanation.findings] == [reasons.CAPTURE_INCOMPLETE, reason]
+    found = finding(explanation, reason)
+    assert (found.what, found.remedy) == (SENTENCES[reason], REMEDIES[reason])
+    assert found.calls == (("only", "so it is"),)
+
+
+BUILDS: dict[str, StoredRollout] = {
+    reasons.ABORTED_CALL: stored([call("only", [1], [2], finish_reason="abort")]),
+    reasons.CAPTURE_INCOMPLETE: stored(ONE, incomplete=True),
+    reasons.EMPTY_GENERATIONS: stored([call("only", [1], [])]),
+    reasons.MULTIPLE_CHAINS: stored([call("a", [1], [2]), call("b", [1, 2, 3], [4]), call("c", [1, 2, 5], [6])]),
+    reasons.MULTIPLE_ROOTS: stored([call("a", [1], [2]), call("b", [3], [4])]),
+    reasons.NOTHING_RECORDED: stored(),
+    reasons.UNRESOLVED_RETRY: stored([call("a", [1], [2]), call("b", [1], [3])]),
+    reasons.BUILD_FAILED: stored([call("a", [1], [2], rollout_id="another")]),
+}
+
+
+@pytest.mark.parametrize("reason", BUILDS)
+async def test_every_verdict_of_a_build_is_explained(reason: str) -> None:
+    explanation = await explain(BUILDS[reason])
+    assert explanation.findings[0].reason == reason
+    assert explanation.findings[0].remedy
+    assert explanation.headline.endswith(f": {reason}.")
+
+
+@pytest.mark.parametrize("reason", [*reasons.BUILD_REASONS, *reasons.RELEASE_REASONS])
+async def test_every_recorded_reason_is_explained_when_the_captures_are_gone(reason: str) -> None:
+    recorded = [Recorded(1, "released", reason, (f"{reason}: for a test",))]
+    explanation = await explain(stored(state="retired", recorded=recorded))
+    assert explanation.verdict == "retired"
+    found = finding(explanation, reason)
+    assert (found.what, found.calls) == (SENTENCES[reason], (("", "for a test"),))
+
+
+async def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
+    explanation = await explain(stored(ONE, recorded=[Recorded(1, "masked", "reward_is_nan")]))
+    assert explanation.headline == "It is frozen. The latest verdict is: masked, reward_is_nan."
+    found = finding(explanation, "reward_is_nan")
+    assert "none of the reasons of this package" in found.what
+    assert "Built again now, it would be: deliverable." in explanation.notes
+
+
+async def test_a_sound_rollout_is_said_to_be_sound_in_every_state() -> None:
+    form = "deliverable: 1 call forms one sequence of 2 tokens, 1 of them sampled."
+    assert (await explain(stored(ONE, state="open"))).headline == f"It is open. Frozen now, it would be {form}"
+    assert (await explain(stored(ONE))).headline.endswith(f"Built now, it would be {form}")
+    delivered = await explain(stored(ONE, recorded=[Recorded(1, "delivered", "")]))
+    assert delivered.headline == f"It was delivered, and is {form}"
+    assert (delivered.findings, delivered.notes) == ((), ())
+    retired = await explain(stored(state="retired", recorded=[Recorded(1, "delivered", "")]))
+    assert retired.headline == "It is retired, and its captures are deleted: it was delivered, unmasked."
+
+
+async def test_an_open_call_names_its_process_and_may_still_run_while_the_rollout_is_open() -> None:
+    lost = [OpenCall("lost", "process 7 on here")]
+    for state, detail in (
+        ("open", "begun by process 7 on here; the rollout is open, so it may still run"),
+        ("frozen", "begun by process 7 on here"),
+    ):
+        explanation = await explain(stored(ONE, True, state=state, open_calls=lost))
+        assert finding(explanation, reasons.CALL_LOST).calls == (("lost", detail),)
+
+
+async def test_a_mark_after_the_verdict_is_noticed() -> None:
+    snapshot = TokenCaptureSnapshot("r", tuple(ONE), incomplete=True, snapshot_id="s", version=3)
+    flags = [Flag("only", reasons.ID_MISMATCH, "")]
+    rollout = StoredRollout("r", "frozen", snapshot, flags, recorded=[Recorded(2, "delivered", "")])
+    explanation = await explain(rollout)
+    assert "The verdict is on version 2; marks since then have raised it to 3." in explanation.notes
+    assert "Built again now, it would be: masked, capture_incomplete." in explanation.notes
+
+
+async def test_what_was_left_out_without_harm_is_noted() -> None:
+    entries = [
+        call("a", [1], [2]),
+        call("b", [1], [3]),
+        call("c", [1, 2, 4], [5]),
+        call("d", [1, 2, 4], [5]),
+        call("e", [1, 2], []),
+    ]
+    explanation = await explain(stored(entries, refused_calls=["x"], late_calls=["y", "z"]))
+    assert explanation.verdict == "deliverable"
+    assert explanation.notes == (
+        "Left out as retries, of which another answer was continued: call 2.",
+        "Left out as copies, token for token, of another call: call 4.",
+        "Left out because nothing was generated: call 5.",
+        "1 call was refused by the engine before it generated anything; that is no hole.",
+        "2 calls came too late, after the rollout was closed for writing, and changed nothing.",
+    )
+
+
+async def test_of_many_departures_some_are_told_and_the_others_counted() -> None:
+    entries = [call(f"c{n}", [n, n], [1]) for n in range(20)]
+    found = finding(await explain(stored(entries)), reasons.MULTIPLE_ROOTS)
+    assert (len(found.departures), found.more_departures) == (5, 14)
