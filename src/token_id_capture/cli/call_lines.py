@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from token_id_capture.cli.units import plural
-from token_id_capture.explanation import CallTree, PlacedCall, Role, numbers
+from token_id_capture.explanation import CallTree, PlacedCall, Role, departing, numbers
 
 _ASCII: Final = str.maketrans("┌├└─│┬", "+++-|+")
 
@@ -28,10 +28,10 @@ def tree_lines(tree: CallTree) -> Iterator[str]:
 
 def tree_rows(tree: CallTree) -> list[dict[str, Any]]:
     """The same for programs: one object a call, in the order in which they were stored."""
-    departed = {one.model_call_id: one for one in tree.output.notes.divergences}
+    departed = _departed(tree)
     rows = []
     for call in tree.calls:
-        divergence = departed.get(call.entry.model_call_id)
+        earlier, position = departed.get(call.entry.model_call_id, (None, None))
         rows.append(
             {
                 "model_call_id": call.entry.model_call_id,
@@ -40,11 +40,20 @@ def tree_rows(tree: CallTree) -> list[dict[str, Any]]:
                 "continues": call.parent and call.parent.entry.model_call_id,
                 "shared": call.shared,
                 "same_prompt_as": call.same_as and call.same_as.entry.model_call_id,
-                "departs_from": divergence and divergence.closest_call_id,
-                "departs_at": divergence and divergence.position,
+                "departs_from": earlier and earlier.entry.model_call_id,
+                "departs_at": position,
             }
         )
     return rows
+
+
+def _departed(tree: CallTree) -> dict[str, tuple[PlacedCall, int]]:
+    """Which calls depart from which earlier call, and at which position."""
+    found = {}
+    for divergence in tree.output.notes.divergences:
+        call, earlier, position = departing(tree, divergence)
+        found[call.entry.model_call_id] = earlier, position
+    return found
 
 
 def _draw(tree: CallTree) -> Iterator[str]:
@@ -99,8 +108,7 @@ class _Labels:
     """What is said of a run of calls."""
 
     def __init__(self, tree: CallTree) -> None:
-        self._departed = {one.model_call_id: one for one in tree.output.notes.divergences}
-        self._number_of = {call.entry.model_call_id: call.number for call in tree.calls}
+        self._departed = _departed(tree)
 
     def of(self, run: list[PlacedCall], ends: bool) -> str:
         first, last = run[0], run[-1]
@@ -111,14 +119,13 @@ class _Labels:
 
     def _about(self, call: PlacedCall) -> Iterator[str]:
         same = call.same_as.number if call.same_as is not None else None
-        divergence = self._departed.get(call.entry.model_call_id)
         if call.role is Role.COPY:
             yield f"copy of {same}; left out"
         elif call.role is Role.RETRY:
             yield f"another answer to the prompt of {same}; left out"
         elif call.role is Role.UNRESOLVED:
             yield "one of several answers to a prompt, none continued"
-        if divergence is not None:
+        if call.entry.model_call_id in self._departed:
+            earlier, position = self._departed[call.entry.model_call_id]
             start = "starts anew; " if call.parent is None else ""
-            closest = self._number_of[divergence.closest_call_id]
-            yield f"{start}differs from {closest} at position {divergence.position:,}"
+            yield f"{start}differs from {earlier.number} at position {position:,}"

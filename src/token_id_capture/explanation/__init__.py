@@ -7,7 +7,7 @@ about each recorded reason), ``explain`` (all of it together, from what ``stored
 
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import Cause, Suspicion, suspect
-from token_id_capture.explanation.departures import Decode, Departure, Span, find_departure
+from token_id_capture.explanation.departures import Decode, Departure, Span, departing, find_departure
 from token_id_capture.explanation.explain import Explanation, Finding, explain
 from token_id_capture.explanation.stored import AsItStands, Flag, OpenCall, Recorded, StoredRollout
 
@@ -28,6 +28,7 @@ __all__ = [
     "StoredRollout",
     "Suspicion",
     "call_tree",
+    "departing",
     "explain",
     "find_departure",
     "numbers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from token_id_capture.builder import BuildOutput, run_builder
 from token_id_capture.records import TokenEntry
@@ -78,9 +79,13 @@ class CallTree:
         """The calls that continue no other, but for those that generated nothing."""
         return [call for call in self.calls if call.parent is None and call.role is not Role.EMPTY]
 
+    @cached_property
+    def _by_id(self) -> dict[str, PlacedCall]:
+        return {call.entry.model_call_id: call for call in self.calls}
+
     def find(self, model_call_id: str) -> PlacedCall:
         """The call with this id."""
-        return next(call for call in self.calls if call.entry.model_call_id == model_call_id)
+        return self._by_id[model_call_id]
 
 
 def call_tree(entries: Iterable[TokenEntry]) -> CallTree:

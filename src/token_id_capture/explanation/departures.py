@@ -74,13 +74,18 @@ class Departure:
         return _around(self.call.entry.prompt_token_ids, self.position)
 
 
-def find_departure(tree: CallTree, divergence: Divergence, decode: Decode | None = None) -> Departure:
-    """What the calls tell about a divergence that the builder noted."""
+def departing(tree: CallTree, divergence: Divergence) -> tuple[PlacedCall, PlacedCall, int]:
+    """The call that departs, the earlier one that it departs from, and the first position that differs."""
     call, earlier = tree.find(divergence.model_call_id), tree.find(divergence.closest_call_id)
     if call.parent is None and _is_older(call, earlier):
         call, earlier = _first_beyond(earlier, divergence.position), call
+    return call, earlier, earlier.sequence.common_prefix_length(call.entry.prompt_token_ids)
+
+
+def find_departure(tree: CallTree, divergence: Divergence, decode: Decode | None = None) -> Departure:
+    """What the calls tell about a divergence that the builder noted."""
+    call, earlier, position = departing(tree, divergence)
     sequence, prompt = earlier.sequence, call.entry.prompt_token_ids
-    position = sequence.common_prefix_length(prompt)
     return Departure(
         call=call,
         earlier=earlier,
