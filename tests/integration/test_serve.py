@@ -150,7 +150,7 @@ async def test_a_call_in_flight_is_finished_before_the_end(tmp_path: Path, engin
         assert await server.ended() == (0, "")
 
 
-async def test_a_call_that_takes_longer_than_the_grace_is_cut_off_without_a_traceback(
+async def test_a_call_that_takes_longer_than_the_shutdown_may_is_cut_off_without_a_traceback(
     tmp_path: Path, engine: ReplayEngine
 ) -> None:
     released = asyncio.Event()
@@ -160,7 +160,7 @@ async def test_a_call_that_takes_longer_than_the_grace_is_cut_off_without_a_trac
         return web.Response()
 
     engine.handler = handler
-    async with serving(tmp_path / "captures.db", engine.url, "--grace", "0") as server:
+    async with serving(tmp_path / "captures.db", engine.url, "--shutdown-seconds", "0") as server:
         call = asyncio.create_task(server.post(server.base() + CHAT))
 
         async def dispatched() -> bool:
@@ -186,30 +186,34 @@ async def test_two_workers_share_the_database_and_one_that_is_killed_is_replaced
         TokenCaptureStore(tmp_path / "captures.db") as store,
     ):
 
-        async def both_have_served() -> set[int]:
-            await asyncio.gather(*(server.post(server.base() + CHAT) for _ in range(4)))
-            writers = await writer_pids(server, store)
-            return writers if len(writers) == 2 else set()
+        async def opened(count: int) -> set[int]:
+            """The workers that have opened the store, once they are so many."""
+            pids = await writer_pids(server, store)
+            return pids if len(pids) == count else set()
 
-        first, _ = await until(both_have_served, 30)
+        async def served() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                return (await server.post(server.base() + CHAT))[0] == 200
+            return False
+
+        first, second = await until(lambda: opened(2), 30)
+        assert await served()
         os.kill(first, signal.SIGKILL)
-
-        async def replaced() -> bool:
-            await asyncio.gather(*(server.post(server.base() + CHAT) for _ in range(4)), return_exceptions=True)
-            return len(await writer_pids(server, store) - {first}) == 2
-
-        await until(replaced, 30)
+        (third,) = await until(lambda: opened(3), 30) - {first, second}
+        os.kill(second, signal.SIGKILL)
+        await until(served, 30)
+        assert len(await store.read_entries("r1")) == 2
         code, said = await server.stop(signal.SIGTERM)
         assert code == 0
         assert f"Child process [{first}] died" in said
         assert "Traceback" not in said
-        for pid in await writer_pids(server, store):
+        for pid in (first, second, third):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
 
 
 async def writer_pids(server: Serving, store: TokenCaptureStore) -> set[int]:
-    """The workers that have written."""
+    """The workers that have opened the store for writing, also those that are gone."""
     with contextlib.closing(sqlite3.connect(f"file:{store.database}?mode=ro", uri=True)) as connection:
         pids = {pid for (pid,) in connection.execute("SELECT pid FROM writers")}
     return pids - {os.getpid(), server.process.pid}

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import typer
 
@@ -30,6 +30,8 @@ EXIT_UNUSABLE = 2
 
 _GAP = "  "
 
+
+LogFormat: TypeAlias = Literal["text", "json"]
 
 DatabaseOption = Annotated[
     Path,

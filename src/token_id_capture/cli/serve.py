@@ -8,30 +8,24 @@ environment, and each opens the store for itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import ipaddress
 import os
-import signal
 import socket
-import sys
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from token_id_capture.cli.common import DatabaseOption, fail
+from token_id_capture.cli.common import DatabaseOption, LogFormat, fail
+from token_id_capture.cli.keys import UpstreamKeyOption, check_key_file
 from token_id_capture.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from token_id_capture.cli.settings import GatewaySettings
 
-_WORKER_APP = "token_id_capture.cli.serve:worker_app"
+_Address: TypeAlias = tuple[socket.AddressFamily, Any]
+
 _BACKLOG = 2048
-# Clients keep idle connections longer than uvicorn's five seconds; one that is closed under them
-# costs them a call.
-_KEEP_ALIVE_SECONDS = 120
 _PROBE_SECONDS = 5.0
 
 
@@ -47,7 +41,30 @@ def serve(
     engine: Annotated[
         str, typer.Option(envvar="TOKCAP_ENGINE", help="How the engine sends token ids: auto, message or vllm.")
     ] = "auto",
-    grace: Annotated[int, typer.Option(min=0, help="Seconds that calls in flight may take when it stops.")] = 30,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
+    ] = None,
+    upstream_api_key_file: UpstreamKeyOption = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where others can connect, without a key.")
+    ] = False,
+    max_concurrent_calls: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="TOKCAP_MAX_CONCURRENT_CALLS",
+            help="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
+        ),
+    ] = 4096,
+    shutdown_seconds: Annotated[int, typer.Option(min=0, help="How long calls in flight may take when it stops.")] = 30,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="TOKCAP_LOG_FORMAT", help="Lines for people, or JSON objects.")
+    ] = "text",
+    access_log: Annotated[
+        bool,
+        typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
+    ] = False,
     check_upstream: Annotated[bool, typer.Option(help="Start only if something listens at the upstream.")] = True,
 ) -> None:
     """Stand between agents and an engine, and capture the tokens of what rollouts generate.
@@ -57,54 +74,49 @@ def serve(
     TOKCAP_DRAIN_SECONDS (600), TOKCAP_READ_TIMEOUT (3600), TOKCAP_CONNECT_TIMEOUT (10),
     TOKCAP_BODY_LIMIT (67108864 bytes), and TOKCAP_LOG_PROBS_MODE, which is stored with each call.
     """
-    settings = _settings(upstream, database, engine)
+    settings = _settings(
+        upstream=upstream,
+        database=str(database.absolute()),
+        engine=engine,
+        api_key_file=_checked(api_key_file),
+        upstream_api_key_file=_checked(upstream_api_key_file),
+        max_concurrent_calls=max_concurrent_calls,
+        log_format=log_format,
+        access_log=access_log,
+    )
+    address = _address(host, port, guarded=api_key_file is not None or insecure)
     if check_upstream:
         _check_upstream(settings.upstream)
     _check_database(settings.database)
-    listener = _listener(host, port)
+    listener = _listener(address)
     os.environ.update(settings.as_environment())
+    from token_id_capture.cli.logs import announce
+    from token_id_capture.cli.supervisor import run_server
+
     shown = f"[{host}]" if ":" in host else host
-    print(f"listening on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    _run(listener, workers, grace)
+    announce(f"listening on http://{shown}:{listener.getsockname()[1]}", log_format)
+    run_server(listener, workers, shutdown_seconds, log_format)
 
 
-def worker_app() -> ASGIApp:
-    """The application of one worker, with the settings of its environment."""
-    import warnings
-
-    from token_id_capture.cli.settings import GatewaySettings
-    from token_id_capture.cli.worker import allow_many_connections, log_to_stderr, stop_with_parent
-    from token_id_capture.server.app import create_app
-    from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
-
-    log_to_stderr()
-    allow_many_connections()
-    stop_with_parent()
-    warnings.simplefilter("ignore", WalResetBugWarning)  # the parent said it already
-    settings = GatewaySettings()
-    return create_app(
-        settings.upstream,
-        TokenCaptureStore(settings.database),
-        engine=settings.engine,
-        body_limit=settings.body_limit,
-        drain_seconds=settings.drain_seconds,
-        connect_timeout=settings.connect_timeout,
-        read_timeout=settings.read_timeout,
-        log_probs_mode=settings.log_probs_mode,
-    )
+def _checked(key_file: Path | None) -> str | None:
+    """The absolute path of a key file that was read once."""
+    if key_file is None:
+        return None
+    check_key_file(key_file)
+    return str(key_file.absolute())
 
 
-def _settings(upstream: str, database: Path, engine: str) -> GatewaySettings:
+def _settings(**options: Any) -> GatewaySettings:
     from pydantic import ValidationError
 
     from token_id_capture.cli.settings import GatewaySettings
     from token_id_capture.server.engines import make_engine
     from token_id_capture.server.upstream import parse_upstream
 
-    parse_upstream(upstream)
-    make_engine(engine)
+    parse_upstream(options["upstream"])
+    make_engine(options["engine"])
     try:
-        return GatewaySettings(upstream=upstream, database=str(database.absolute()), engine=engine)
+        return GatewaySettings(**options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(f"TOKCAP_{str(first['loc'][0]).upper()}: {first['msg']}") from error
@@ -135,58 +147,31 @@ def _check_database(database: str) -> None:
     asyncio.run(probe())
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A listening socket. It listens before the workers are up, so that early clients only wait."""
+def _address(host: str, port: int, *, guarded: bool) -> _Address:
+    """Where to listen. Without a key only this machine may connect: who can call the gateway can use
+    the engine, and write to any rollout."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        _cannot_listen(host, port, error)
+    if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        fail(f"{host} can be reached from other machines: give --api-key-file, or --insecure to serve whoever connects")
+    return family, address
+
+
+def _listener(where: _Address) -> socket.socket:
+    """A listening socket. It listens before the workers are up, so that early clients only wait."""
+    family, address = where
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
-        fail(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port")
+        _cannot_listen(address[0], address[1], error)
     listener.set_inheritable(True)
     return listener
 
 
-def _run(listener: socket.socket, workers: int, grace: int) -> None:
-    import uvicorn
-    from uvicorn.config import STARTUP_FAILURE
-    from uvicorn.supervisors import Multiprocess
-
-    from token_id_capture.cli.worker import log_to_stderr
-
-    config = uvicorn.Config(
-        _WORKER_APP,
-        factory=True,
-        workers=workers,
-        backlog=_BACKLOG,
-        lifespan="on",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        # The engine's own headers are passed on.
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=grace,
-        timeout_worker_healthcheck=30,
-    )
-    if workers > 1:
-        log_to_stderr()
-        supervisor = Multiprocess(config, sockets=[listener])
-        supervisor.run()
-        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-            raise typer.Exit(1)
-        return
-    # After its shutdown uvicorn raises the signal again; stopping when told to is no failure.
-    signal.signal(signal.SIGTERM, _leave)
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-def _leave(signum: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(0)
+def _cannot_listen(host: str, port: int, error: OSError) -> NoReturn:
+    fail(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from token_id_capture.cli.common import LogFormat
+
 _PREFIX = "TOKCAP_"
 
 
@@ -21,6 +23,11 @@ class GatewaySettings(BaseSettings):
     connect_timeout: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     read_timeout: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     log_probs_mode: str | None = None
+    api_key_file: str | None = None
+    upstream_api_key_file: str | None = None
+    max_concurrent_calls: int = Field(default=4096, ge=0)
+    log_format: LogFormat = "text"
+    access_log: bool = False
 
     def as_environment(self) -> dict[str, str]:
         """The variables from which a worker reads the same settings."""

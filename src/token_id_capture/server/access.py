@@ -6,7 +6,7 @@ The key is taken off before anything else sees the request, so it is neither for
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,22 +36,21 @@ class ApiKeyMiddleware:
             message = "The gateway's API key is missing or wrong: send it as Authorization: Bearer, or as x-api-key."
             await reply_error(scope, receive, send, 401, message, "invalid_api_key", **{"www-authenticate": "Bearer"})
             return
-        # Whatever the header is called: one that repeats the key must not carry it to the engine.
-        kept = [(name, value) for name, value in scope["headers"] if self._key not in value]
+        # A header of any name that repeats the key would carry it to the engine.
+        kept = [(name, value) for name, value in scope["headers"] if not self._is_key(value, _bearer(value))]
         await self._app(dict(scope, headers=kept), receive, send)
 
     def _is_sent(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        named = [(name.lower(), value) for name, value in headers]
+        bearers = [_bearer(value) for name, value in named if name == b"authorization"]
+        return self._is_key(*bearers, *(value for name, value in named if name == b"x-api-key"))
+
+    def _is_key(self, *candidates: bytes) -> bool:
         # All are compared, so that the time says nothing of which one it was.
-        matches = [hmac.compare_digest(sent, self._key) for sent in _keys(headers)]
-        return any(matches)
+        return sum(hmac.compare_digest(candidate.strip(), self._key) for candidate in candidates) > 0
 
 
-def _keys(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    for name, value in headers:
-        low = name.lower()
-        if low == b"x-api-key":
-            yield value.strip()
-        elif low == b"authorization":
-            scheme, _, credentials = value.strip().partition(b" ")
-            if scheme.lower() == b"bearer":
-                yield credentials.strip()
+def _bearer(value: bytes) -> bytes:
+    """The token of a value ``Bearer TOKEN``; empty for any other."""
+    scheme, _, token = value.strip().partition(b" ")
+    return token if scheme.lower() == b"bearer" else b""

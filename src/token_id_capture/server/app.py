@@ -35,7 +35,6 @@ def create_app(
     api_key: str | None = None,
     upstream_api_key: str | None = None,
     max_concurrent_calls: int = 0,
-    access_log: bool = False,
 ) -> ASGIApp:
     """A gateway in front of the engine at ``upstream`` that records in ``sink``.
 
@@ -59,7 +58,7 @@ def create_app(
         log_probs_mode=log_probs_mode,
     )
     metrics = GatewayMetrics()
-    counted = CallsInFlight(gateway, metrics, limit=max_concurrent_calls, access_log=access_log)
+    counted = CallsInFlight(gateway, metrics, limit=max_concurrent_calls)
     captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
     app: ASGIApp = Operations(captured, Readiness(sink, connections.reach), metrics, sink)
     if api_key is not None:

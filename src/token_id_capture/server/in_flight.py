@@ -15,22 +15,21 @@ from token_id_capture.sink import current_capture_context
 
 RETRY_AFTER_SECONDS: Final = 5
 
-_access_logger = logging.getLogger(f"{__name__}.access")
+access_logger = logging.getLogger("token_id_capture.access")
+"""Logs each request at level INFO as it ends, without its query; who wants that sets the level."""
 
 
 class CallsInFlight:
     """Counts requests that could generate, and answers 503 where ``limit`` of them are in flight.
 
     It stands before the gateway, so a call too many is neither read, registered nor sent. A limit
-    of 0 is none. A call whose client hung up counts until the engine's reply is drained. With
-    ``access_log`` each request is logged as it ends, without its query.
+    of 0 is none. A call whose client hung up counts until the engine's reply is drained.
     """
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, *, limit: int = 0, access_log: bool = False) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, *, limit: int = 0) -> None:
         self._app = app
         self._metrics = metrics
         self._limit = limit
-        self._access_log = access_log
         self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,10 +47,8 @@ class CallsInFlight:
                 await self._serve(scope, receive, reply.send)
         finally:
             reply.end()
-            if self._access_log:
-                status = reply.status or "no reply"
-                seconds = perf_counter() - begun
-                _access_logger.info("%s %s: %s, %.3f s", scope["method"], scope["path"], status, seconds)
+            if access_logger.isEnabledFor(logging.INFO):
+                _log_access(scope, reply.status, perf_counter() - begun)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._calls += 1
@@ -94,6 +91,13 @@ class _WatchedReply:
     def end(self) -> None:
         if self._streams:
             self._metrics.streams_in_flight.dec()
+
+
+def _log_access(scope: Scope, status: int | None, seconds: float) -> None:
+    method, path = scope["method"], scope["path"]
+    fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 6)}
+    shown = "no reply" if status is None else status
+    access_logger.info("%s %s: %s, %.3f s", method, path, shown, seconds, extra={"fields": fields})
 
 
 def _is_event_stream(message: Message) -> bool:

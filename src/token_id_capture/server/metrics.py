@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from token_id_capture import reasons
 
-DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+_DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OUTCOMES: Final = {
@@ -47,7 +47,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._directory = os.environ.get(DIRECTORY_VARIABLE)
+        self._directory = os.environ.get(_DIRECTORY_VARIABLE)
         self._calls = Counter(
             "tokcap_calls",
             "Calls of captured rollouts by what became of them; the reason is one of a mark.",

@@ -35,8 +35,8 @@ _HOP_BY_HOP: Final = frozenset(
 )
 # The gateway reads the whole request body, so it answered "Expect: 100-continue" itself.
 _REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect"})
-CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
-"""The headers in which clients of OpenAI's and of Anthropic's interface send their key."""
+# The headers in which clients of OpenAI's and of Anthropic's interface send their key.
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 # uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being
@@ -120,7 +120,7 @@ class Upstream:
         target = URL(str(self.url).rstrip("/") + _target(scope), encoded=True)
         replaced = _REPLACED_IN_REQUESTS | ({b"accept-encoding"} if plain else frozenset())
         if self._api_key is not None:
-            replaced |= CREDENTIAL_HEADERS
+            replaced |= _CREDENTIALS
         headers = _text_headers(end_to_end(scope["headers"], replaced))
         if plain:
             headers.append(("Accept-Encoding", "identity"))
