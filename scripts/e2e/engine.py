@@ -1,0 +1,53 @@
+"""What this proof must know of an engine: how to get it, start it, read it off the wire, and ask it to score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+
+from e2e.agents import Attempt
+from e2e.cache import Cache
+from e2e.replies import Json
+from e2e.stories import Act, Kind
+from e2e.tap import Exchange
+from e2e.witness import Said
+
+MODEL_FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "model"
+
+
+class Engine(Protocol):
+    """One engine."""
+
+    name: str
+    """What a person calls it."""
+    option: str
+    """What ``tokcap serve --engine`` calls it."""
+    tolerance: float
+    """The largest difference of a log probability that different summation orders may make."""
+    kinds: tuple[Kind, ...]
+    acts: tuple[Act, ...]
+    asking: Mapping[str, Json]
+    """By path, the fields of a client that wants token ids and log probabilities itself."""
+    refused: Mapping[str, Any]
+    """Fields with which the engine refuses a request."""
+
+    def install(self, cache: Cache) -> None:
+        """Make what is needed, if it is not there."""
+
+    def running(self, cache: Cache, logs: Path) -> AbstractAsyncContextManager[int]:
+        """The engine for as long as the block runs; it gives the port."""
+
+    def said(self, exchange: Exchange) -> Said | None:
+        """What a whole reply with status 200 says was sampled; None if it does not say all of it."""
+
+    def view_problem(self, attempt: Attempt, exchange: Exchange) -> str | None:
+        """In what the client's bytes differ from the engine's, but for what it did not ask for."""
+
+    async def score(
+        self, session: aiohttp.ClientSession, url: str, ids: Sequence[int], mask: Sequence[int]
+    ) -> list[float]:
+        """The log probability of each id given those before it, computed anew, where ``mask`` is 1; else 0."""

@@ -1,0 +1,102 @@
+"""What the engine said of each attempt, from the wire, and what must become of it: the reference of this proof.
+
+Slow and obvious on purpose, and nothing of it is shared with the gateway or the builder.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from e2e.agents import Attempt
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One choice of one reply: what the policy read and what it sampled."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: str | None
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        return self.prompt + self.ids
+
+
+@dataclass(frozen=True)
+class Said:
+    """One whole reply of the engine."""
+
+    tag: str
+    response_id: str
+    choices: tuple[Sampled, ...]
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What must come out for a rollout: a sequence, or one of ``reasons`` why there is none."""
+
+    reasons: frozenset[str] = frozenset()
+    token_ids: tuple[int, ...] = ()
+    loss_mask: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+
+
+@dataclass
+class Witness:
+    """All that passed the wire, by the tag of the attempt."""
+
+    said: dict[str, Said] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    """Attempts that the engine began to answer and of which no whole reply came out of it."""
+    uncountable: set[str] = field(default_factory=set)
+    """Attempts whose reply does not say all that was sampled, so that the gateway must not store them."""
+
+    def verdict(self, attempts: Iterable[Attempt]) -> Verdict:
+        """What must become of the rollout that made these attempts."""
+        attempts = list(attempts)
+        if any(attempt.tag in self.lost | self.uncountable for attempt in attempts):
+            return Verdict(frozenset({"capture_incomplete"}))
+        turns: defaultdict[int, set[Sampled]] = defaultdict(set)
+        for attempt in attempts:
+            if attempt.tag in self.said:
+                turns[attempt.turn] |= {choice for choice in self.said[attempt.tag].choices if choice.ids}
+        samples = [turns[turn] for turn in sorted(turns) if turns[turn]]
+        if not samples:
+            return Verdict(frozenset({"nothing_recorded", "empty_generations"}))
+        chain: list[Sampled] = []
+        for answers, following in pairwise(samples):
+            prompt = next(iter(following)).prompt
+            continued = [one for one in answers if prompt[: len(one.sequence)] == one.sequence]
+            if not continued:
+                return Verdict(frozenset({"multiple_roots", "multiple_chains", "unresolved_retry"}))
+            chain.append(max(continued, key=lambda one: len(one.ids)))
+        last = {(one.ids, one.log_probs): one for one in samples[-1]}
+        if len({ids for ids, _ in last}) > 1:
+            return Verdict(frozenset({"unresolved_retry"}))
+        return _joined([*chain, next(iter(last.values()))])
+
+
+def _joined(chain: list[Sampled]) -> Verdict:
+    """The last call's sequence, with loss on what each call of the chain sampled."""
+    token_ids = chain[-1].sequence
+    loss_mask, log_probs = [0] * len(token_ids), [0.0] * len(token_ids)
+    for call in chain:
+        place = slice(len(call.prompt), len(call.sequence))
+        loss_mask[place] = [1] * len(call.ids)
+        log_probs[place] = call.log_probs
+    return Verdict(frozenset(), token_ids, tuple(loss_mask), tuple(log_probs))
+
+
+def by_rollout(attempts: Iterable[Attempt]) -> Mapping[str, list[Attempt]]:
+    """The attempts of each rollout, in their order."""
+    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        found[attempt.rollout_id].append(attempt)
+    return found
