@@ -73,8 +73,7 @@ class GatewayReply(Ours):
                 b"",
                 engine=self._engine,
                 upstream=_Replay(call.body),  # type: ignore[arg-type]
-                drain_seconds=600.0,
-                log_probs_mode=None,
+                options=self._captured.CaptureOptions(),
             ).run()
         finally:
             self._sink.reset_token_sink(token)

@@ -25,7 +25,13 @@ from token_id_capture.server.app import create_app
 from token_id_capture.store import TokenCaptureStore
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings" / "vllm-0.32.0"
-ADDED_TO_CHATS = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "include_reasoning": True}
+ADDED_TO_CHATS = {
+    "logprobs": True,
+    "top_logprobs": 0,
+    "return_token_ids": True,
+    "include_reasoning": True,
+    "return_weight_versions": True,
+}
 ADDED_TO_COMPLETIONS = {"logprobs": 0, "return_token_ids": True}
 
 
@@ -112,8 +118,9 @@ def difference(recording: Recording, request: web.Request, body: bytes) -> str:
         sent, recorded = orjson.loads(body), orjson.loads(recording.sent)
     except orjson.JSONDecodeError:
         return "" if body == recording.sent else "another body"
-    sent.pop("include_reasoning", None)
-    recorded.pop("include_reasoning", None)
+    for parsed in (sent, recorded):
+        for name in ("include_reasoning", "return_weight_versions"):
+            parsed.pop(name, None)
     return "" if sent == recorded else f"{sent} instead of {recorded}"
 
 

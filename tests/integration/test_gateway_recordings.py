@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from replay import RECORDINGS, Gateway, Recording, gateway
+from replay import ADDED_TO_CHATS, RECORDINGS, Gateway, Recording, gateway
 
 # Recordings of requests that the gateway would not send: without log probabilities, ids or usage.
 NEVER_SENT = ("03", "04b", "04e", "15", "15b", "17", "17b", "17c", "17d", "17e", "24", "24b", "24c")
@@ -215,7 +215,7 @@ async def test_everything_else_in_the_request_reaches_the_engine_byte_for_byte(g
     odd = f'{{ "seed" : 1e2,"messages":[{message}] , "x": 18446744073709551616 }}'
     reply = await gate.post("/v1/chat/completions", odd.encode())
     assert reply.status == 200
-    added = b',"logprobs":true,"top_logprobs":0,"return_token_ids":true,"include_reasoning":true}'
+    added = b"," + orjson.dumps(ADDED_TO_CHATS)[1:]
     assert gate.engine.received[-1].body == odd.encode()[:-1] + added
 
 

@@ -9,8 +9,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink
 from token_id_capture.server.access import ApiKeyMiddleware
+from token_id_capture.server.captured import CaptureOptions
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.entries import SESSION_HEADERS
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.in_flight import CallsInFlight
 from token_id_capture.server.metered import MeteredSink
@@ -19,6 +21,7 @@ from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.monitor import Monitor
 from token_id_capture.server.operations import PROBE_PATHS, Operations
 from token_id_capture.server.readiness import Readiness
+from token_id_capture.server.request import Streaming
 from token_id_capture.server.upstream import Upstream
 
 
@@ -32,14 +35,17 @@ def create_app(
     connect_timeout: float = 10.0,
     read_timeout: float = 3600.0,
     log_probs_mode: str | None = None,
+    streaming: Streaming = "auto",
+    tokenize_prompts: bool = False,
+    session_headers: tuple[str, ...] = SESSION_HEADERS,
     api_key: str | None = None,
     upstream_api_key: str | None = None,
     max_concurrent_calls: int = 0,
 ) -> ASGIApp:
     """A gateway in front of the engine at ``upstream`` that records in ``sink``.
 
-    ``engine`` is a name of ``engines.ENGINES`` or an object that keeps its protocol. Times are in
-    seconds; see ``Gateway`` and ``Upstream`` for the limits. With ``api_key`` callers must send it;
+    ``engine`` is a name for ``engines.make_engine`` or an object that keeps its protocol. Times are in
+    seconds; see ``Gateway``, ``CaptureOptions`` and ``Upstream``. With ``api_key`` callers must send it;
     ``upstream_api_key`` is sent to the engine in place of theirs. More than ``max_concurrent_calls``
     at once are answered with 503; 0 is no limit. At startup the sink is opened if it has an
     ``open``; at shutdown it is closed, after the calls in flight.
@@ -54,8 +60,7 @@ def create_app(
         connections,
         make_engine(engine) if isinstance(engine, str) else engine,
         body_limit=body_limit,
-        drain_seconds=drain_seconds,
-        log_probs_mode=log_probs_mode,
+        options=CaptureOptions(drain_seconds, log_probs_mode, streaming, tokenize_prompts, session_headers),
     )
     metrics = GatewayMetrics()
     counted = CallsInFlight(gateway, metrics, limit=max_concurrent_calls)

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,12 +20,15 @@ from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.server.client import Client, ClientGoneError, HangUpLimit
-from token_id_capture.server.engines.base import Engine
-from token_id_capture.server.entries import CapturedRequest, NotCapturableError, entries_from
-from token_id_capture.server.request import CallBody
+from token_id_capture.server.engines.base import Endpoint, Engine, Reader, TokenizesPrompts
+from token_id_capture.server.entries import SESSION_HEADERS, CapturedRequest, NotCapturableError, entries_from
+from token_id_capture.server.exchange import Exchanges, Reply
+from token_id_capture.server.prompts import add_prompt_ids
+from token_id_capture.server.request import CallBody, Streaming
 from token_id_capture.server.served import ServedReply, read_reply
 from token_id_capture.server.stream import StreamedReply
-from token_id_capture.server.upstream import RawHeaders, Upstream, UpstreamError, UpstreamReply
+from token_id_capture.server.synthesis import EVENT_STREAM, event_stream
+from token_id_capture.server.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.view import ClientView
 from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
 
@@ -32,12 +36,26 @@ _logger = logging.getLogger(__name__)
 _MESSAGE_SHOWN = 300
 
 
-class CapturedCall:
-    """One generation request of a rollout, whose intent is registered.
+@dataclass(frozen=True)
+class CaptureOptions:
+    """How calls are captured.
 
-    ``sent`` is the body for the engine. ``drain_seconds`` is how long the engine may still take
-    after the client hung up.
+    ``drain_seconds`` is how long the engine may still take to finish a call whose client hung up.
+    ``log_probs_mode`` is what the engine was started with (such as ``raw_logprobs``); no reply says
+    it, so it is stored as told here. ``tokenize_prompts`` allows further requests to engines that
+    tell a prompt's ids only through their tokenizer. ``session_headers`` are the request headers
+    that are stored, in lower case.
     """
+
+    drain_seconds: float = 600.0
+    log_probs_mode: str | None = None
+    streaming: Streaming = "auto"
+    tokenize_prompts: bool = False
+    session_headers: tuple[str, ...] = SESSION_HEADERS
+
+
+class CapturedCall:
+    """One generation request of a rollout, whose intent is registered. ``sent`` is the body for the engine."""
 
     def __init__(
         self,
@@ -46,27 +64,28 @@ class CapturedCall:
         sent: bytes,
         *,
         engine: Engine,
-        upstream: Upstream,
-        drain_seconds: float,
-        log_probs_mode: str | None,
+        upstream: Exchanges,
+        options: CaptureOptions,
     ) -> None:
         self._client = client
         self._body = body
         self._sent = sent
         self._engine = engine
         self._upstream = upstream
-        self._drain_seconds = drain_seconds
-        self._request = CapturedRequest.of(body.members, Headers(scope=client.scope), log_probs_mode)
+        self._options = options
+        self._request = CapturedRequest.of(
+            body.members, Headers(scope=client.scope), options.session_headers, options.log_probs_mode
+        )
         hide_usage = body.streams and not body.asks_usage
-        self._view = ClientView(engine.hidden(body.endpoint, body.members), hide_usage=hide_usage)
+        self._view = ClientView(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
 
     async def run(self) -> None:
         """Serve the call."""
         try:
-            async with self._client.limit_after_hang_up(self._drain_seconds) as limit:
+            async with self._client.limit_after_hang_up(self._options.drain_seconds) as limit:
                 await self._serve(limit)
         except ClientGoneError:
-            detail = f"the client hung up, and the engine had not finished {self._drain_seconds:g} s later"
+            detail = f"the client hung up, and the engine had not finished {self._options.drain_seconds:g} s later"
             await mark_current_call(reasons.LOST_STREAM, detail)
         except UpstreamError as error:
             await self._failed(error)
@@ -76,30 +95,42 @@ class CapturedCall:
             if not 200 <= reply.status < 300:
                 await self._not_served(reply, limit)
             elif reply.is_event_stream:
-                await StreamedReply(self._client, reply, self._body, self._engine, self._view, self._commit).run(limit)
+                reader = self._reader()
+                await StreamedReply(self._client, reply, self._body, reader, self._view, self._commit).run(limit)
             else:
                 await self._whole(reply, limit)
 
-    async def _whole(self, reply: UpstreamReply, limit: HangUpLimit) -> None:
+    def _reader(self) -> Reader:
+        return self._engine.reader(self._body.endpoint, self._body.asked)
+
+    async def _whole(self, reply: Reply, limit: HangUpLimit) -> None:
         body = await reply.read()
         limit.lift()
+        headers = reply.headers
         parsed = _parsed(body)
-        if parsed is None:
+        if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
             encoding = Headers(raw=reply.headers).get("content-encoding", "no coding")
             await mark_current_call(reasons.INVALID_TOKENS, f"the reply is no JSON object ({encoding})")
-        elif "choices" not in parsed and parsed.get("error") is not None:
+        elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
-            await self._commit(read_reply(self._engine, self._body.endpoint, parsed))
+            await self._commit(lambda: read_reply(self._reader(), self._body.endpoint, parsed))
             body = self._view.reply(body)
-        await self._client.reply(reply.status, _with_length(reply.headers, body), body)
+            if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
+                headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]
+                headers.append((b"content-type", EVENT_STREAM))
+                body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
+        await self._client.reply(reply.status, _with_length(headers, body), body)
 
-    async def _commit(self, served: ServedReply) -> None:
+    async def _commit(self, read: Callable[[], ServedReply]) -> None:
         """Store the call, or mark it with the reason why not."""
         context = current_capture_context()
         if context is None:
             return
         try:
+            served = read()
+            if self._options.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
+                await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
             entries = entries_from(context, self._request, served)
         except NotCapturableError as refused:
             await mark_current_call(refused.reason, refused.detail)
@@ -109,7 +140,7 @@ class CapturedCall:
         else:
             await commit_choices(entries)
 
-    async def _not_served(self, reply: UpstreamReply, limit: HangUpLimit) -> None:
+    async def _not_served(self, reply: Reply, limit: HangUpLimit) -> None:
         """Pass an error on. Below 500 the engine has generated nothing; above, nobody knows."""
         body = await reply.read()
         limit.lift()
@@ -129,17 +160,16 @@ class CapturedCall:
             await self._client.reply_error(error.status, str(error), "upstream_unavailable")
 
 
-def _parsed(body: bytes) -> Mapping[str, Any] | None:
+def _parsed(body: bytes) -> Any:
     try:
-        parsed = orjson.loads(body)
+        return orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return parsed if isinstance(parsed, dict) else None
 
 
-def _message(parsed: Mapping[str, Any] | None, body: bytes) -> str:
+def _message(parsed: Any, body: bytes) -> str:
     """The engine's own words, short."""
-    error = parsed.get("error") if parsed is not None else None
+    error = parsed.get("error") if isinstance(parsed, dict) else None
     message = error.get("message") if isinstance(error, Mapping) else error
     text = message if isinstance(message, str) else body.decode(errors="replace")
     return text if len(text) <= _MESSAGE_SHOWN else text[: _MESSAGE_SHOWN - 3] + "..."

@@ -7,7 +7,7 @@ and a wrong item never just shortens an array.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final, TypeAlias
@@ -48,6 +48,8 @@ SAMPLING_FIELDS: Final = (
     "parallel_tool_calls",
     "reasoning_effort",
     "chat_template_kwargs",
+    # Where an engine's own endpoint has them, all together.
+    "sampling_params",
 )
 """The fields of a request that say how to sample; those that are present are stored."""
 
@@ -61,7 +63,7 @@ SESSION_HEADERS: Final = (
     "x-parent-session-id",
     "x-session-id",
 )
-"""Headers by which harnesses tell their sessions and sub-agents apart; those present are stored."""
+"""Headers by which harnesses tell their sessions and sub-agents apart; by default those present are stored."""
 
 _SPELLED_ID = re.compile(r"token_id:([0-9]{1,10})")
 
@@ -85,11 +87,13 @@ class CapturedRequest:
     log_probs_mode: str | None
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], headers: Headers, log_probs_mode: str | None) -> CapturedRequest:
+    def of(
+        cls, body: Mapping[str, Any], headers: Headers, session_headers: Iterable[str], log_probs_mode: str | None
+    ) -> CapturedRequest:
         """Pick it from the body and the headers."""
         model = body.get("model")
         sampling = {name: body[name] for name in SAMPLING_FIELDS if body.get(name) is not None}
-        session = {name: headers[name] for name in SESSION_HEADERS if name in headers}
+        session = {name: headers[name] for name in session_headers if name in headers}
         return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
 
 
@@ -99,6 +103,8 @@ def entries_from(context: CaptureContext, request: CapturedRequest, reply: Serve
     Raises:
         NotCapturableError: the tokens are missing, not equally many, or no tokens.
     """
+    if reply.problem is not None:
+        raise NotCapturableError(reasons.INVALID_TOKENS, reply.problem)
     if not reply.choices:
         raise NotCapturableError(reasons.NO_TOKEN_IDS, "the reply has no choices")
     arrays = [_arrays(position, choice, reply) for position, choice in enumerate(reply.choices)]
@@ -115,6 +121,8 @@ def entries_from(context: CaptureContext, request: CapturedRequest, reply: Serve
     }
     entries: list[TokenEntry] = []
     for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(reply.choices, arrays, strict=True)):
+        tokens = choice.tokens
+        spans = tokens.weight_versions
         try:
             if id(prompt) not in prompts:
                 prompts[id(prompt)] = TokenIds(prompt)
@@ -124,11 +132,12 @@ def entries_from(context: CaptureContext, request: CapturedRequest, reply: Serve
                 prompt_token_ids=prompts[id(prompt)],
                 generation_token_ids=TokenIds(ids),
                 generation_log_probs=LogProbs(log_probs),
-                routed_experts=choice.tokens.routed_experts,
+                routed_experts=tokens.routed_experts,
                 output_items=[choice.item],
                 token_item_index=0,
                 finish_reason=choice.finish_reason,
-                weight_version=choice.tokens.weight_version,
+                weight_version=tokens.weight_version,
+                **({"weight_versions": spans} if spans and tokens.weight_version is None else {}),
             )
         except InvalidEntryError as error:
             raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {error}") from error
@@ -145,20 +154,42 @@ _Arrays: TypeAlias = tuple[list[Any], list[Any], list[Any]]
 def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
     """The prompt ids, ids and log probabilities of a choice; an empty generation may lack the latter two."""
     tokens = choice.tokens
-    spelled = _spelled_ids(tokens.texts)
-    ids = spelled if tokens.ids is None else tokens.ids
+    if tokens.problem is not None:
+        raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {tokens.problem}")
+    named = [ids for ids in (tokens.log_prob_ids, _spelled_ids(tokens.texts)) if ids is not None]
+    ids = next(iter(named), None) if tokens.ids is None else tokens.ids
     log_probs = tokens.log_probs
     if reply.completion_tokens == 0 or ids == []:
         ids, log_probs = ids or [], log_probs or []
-    if tokens.prompt_ids is None or ids is None or log_probs is None:
-        named = (("prompt token ids", tokens.prompt_ids), ("token ids", ids), ("log probabilities", log_probs))
-        missing = ", ".join(f"no {name}" for name, values in named if values is None)
+    prompt = tokens.prompt_ids or None  # nothing is sampled after nothing
+    if prompt is None or ids is None or log_probs is None:
+        wanted = (("prompt token ids", prompt), ("token ids", ids), ("log probabilities", log_probs))
+        missing = ", ".join(f"no {name}" for name, values in wanted if values is None)
         raise NotCapturableError(reasons.NO_TOKEN_IDS, f"choice {position} has {missing}")
-    if spelled is not None and len(spelled) == len(ids) and spelled != ids:
-        first = next(index for index, pair in enumerate(zip(spelled, ids, strict=True)) if pair[0] != pair[1])
-        detail = f"choice {position}: token id {first} is {ids[first]}, but its log probability is for {spelled[first]}"
+    _check_types(position, ids, log_probs)
+    for witness in named:
+        if len(ids) == len(log_probs):
+            _check_same(position, ids, witness)
+    return prompt, ids, log_probs
+
+
+def _check_types(position: int, ids: list[Any], log_probs: list[Any]) -> None:
+    """Packing takes booleans for numbers, and refuses all else that is none."""
+    for name, values in (("token ids", ids), ("log probabilities", log_probs)):
+        if bool in set(map(type, values)):
+            raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: a boolean among the {name}")
+
+
+def _check_same(position: int, ids: list[Any], witness: list[Any]) -> None:
+    """The ids are those that the log probabilities name."""
+    if witness == ids:
+        return
+    if len(witness) != len(ids):
+        detail = f"choice {position}: {len(ids)} token ids, but the log probabilities name {len(witness)}"
         raise NotCapturableError(reasons.INVALID_TOKENS, detail)
-    return tokens.prompt_ids, ids, log_probs
+    first = next(index for index, pair in enumerate(zip(witness, ids, strict=True)) if pair[0] != pair[1])
+    detail = f"choice {position}: token id {first} is {ids[first]}, but its log probability is for {witness[first]}"
+    raise NotCapturableError(reasons.INVALID_TOKENS, detail)
 
 
 def _check_counts(arrays: Sequence[_Arrays], completion_tokens: int | None) -> None:

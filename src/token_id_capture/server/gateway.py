@@ -11,13 +11,14 @@ from starlette.types import Receive, Scope, Send
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
-from token_id_capture.server.captured import CapturedCall
+from token_id_capture.server.captured import CapturedCall, CaptureOptions
 from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError
-from token_id_capture.server.endpoints import CAPTURED, Kind, kind_of
+from token_id_capture.server.endpoints import Kind, kind_of
 from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.exchange import Exchanges
 from token_id_capture.server.replies import refuse_websocket, wants_websocket
 from token_id_capture.server.request import CallBody
-from token_id_capture.server.upstream import Upstream, UpstreamError
+from token_id_capture.server.upstream import UpstreamError
 from token_id_capture.sink import (
     current_capture_context,
     mark_current_call,
@@ -31,25 +32,21 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
-    ``body_limit`` is the longest request body in bytes. ``drain_seconds`` is how long the engine may
-    still take to finish a captured call whose client hung up. ``log_probs_mode`` is what the engine
-    was started with (such as ``raw_logprobs``); no reply says it, so it is stored as told here.
+    ``body_limit`` is the longest request body in bytes.
     """
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: Exchanges,
         engine: Engine,
         *,
         body_limit: int = 64 * 2**20,
-        drain_seconds: float = 600.0,
-        log_probs_mode: str | None = None,
+        options: CaptureOptions | None = None,
     ) -> None:
         self._upstream = upstream
         self._engine = engine
         self._body_limit = body_limit
-        self._drain_seconds = drain_seconds
-        self._log_probs_mode = log_probs_mode
+        self._options = options or CaptureOptions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if wants_websocket(scope):
@@ -65,7 +62,7 @@ class Gateway:
             await client.reply_error(413, message, "request_too_large")
             return
         context = current_capture_context()
-        kind = kind_of(scope["method"], scope["path"])
+        kind = kind_of(scope["method"], scope["path"], self._engine.paths)
         if context is None or context.token_sink is None or kind is Kind.HARMLESS:
             await self._relay(client, body, None)
         elif kind is Kind.UNCAPTURED:
@@ -75,7 +72,9 @@ class Gateway:
             await self._capture(client, body)
 
     async def _capture(self, client: Client, raw: bytes) -> None:
-        body = CallBody.parse(CAPTURED[client.scope["path"]], raw)
+        body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
+        if body is not None:
+            body.decide_streaming(self._engine, self._options.streaming)
         sent = None if body is None else body.for_engine(self._engine)
         if body is None or sent is None:
             # The engine's own error is the answer. Should it be none, the call was not captured.
@@ -91,8 +90,7 @@ class Gateway:
                 sent,
                 engine=self._engine,
                 upstream=self._upstream,
-                drain_seconds=self._drain_seconds,
-                log_probs_mode=self._log_probs_mode,
+                options=self._options,
             )
             await call.run()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from token_id_capture.records import strip_token_fields
+from token_id_capture.server.engines.base import PROVIDER_FIELDS
 
 
 def message_item(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,6 +16,10 @@ def message_item(message: Mapping[str, Any]) -> dict[str, Any]:
     a stream has an empty content in either case.
     """
     said = {key: value for key, value in strip_token_fields(message).items() if value is not None and value != []}
+    if isinstance(moved := said.get(PROVIDER_FIELDS), Mapping):
+        said[PROVIDER_FIELDS] = {key: value for key, value in strip_token_fields(moved).items() if value is not None}
+        if not said[PROVIDER_FIELDS]:
+            del said[PROVIDER_FIELDS]
     content = said.pop("content", "")
     others = said.keys() - {"role", "type"}
     item = {"type": "message", "role": said.pop("role", "assistant"), "content": content}
@@ -84,5 +89,7 @@ class _CallMerger:
                 self._function[key] = value
 
     def call(self) -> dict[str, Any]:
-        function = {**self._function, "arguments": "".join(self._arguments)}
+        function = {"arguments": "", **self._function}
+        if self._arguments:
+            function["arguments"] = "".join(self._arguments)
         return {"type": "function", **self._members, "function": function}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
@@ -12,7 +12,10 @@ from token_id_capture.server.endpoints import expected_choices
 from token_id_capture.server.engines.base import Endpoint, Engine
 from token_id_capture.server.json_splice import set_members
 
-_TRUE = (True, "true", "True", "1")  # as engines that validate with pydantic read it
+Streaming: TypeAlias = Literal["auto", "always", "never"]
+"""Whether the engine is asked for a stream where the client wants one: ``auto`` leaves it to the strategy."""
+
+_TRUE: Final = (True, "true", "True", "1")  # as engines that validate with pydantic read it
 
 
 class CallBody:
@@ -23,6 +26,7 @@ class CallBody:
         self.members = members
         self.expected_choices = expected_choices(endpoint, members)
         self.streams = members.get("stream") in _TRUE
+        self.stream_upstream = self.streams
         self._raw = raw
 
     @classmethod
@@ -51,15 +55,38 @@ class CallBody:
         options = self.members.get("stream_options")
         return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The members, with ``stream`` as the engine is asked."""
+        return {**self.members, "stream": self.stream_upstream} if self.streams else self.members
+
+    def decide_streaming(self, engine: Engine, streaming: Streaming) -> None:
+        """Whether a stream that the client wants is also asked of the engine."""
+        if self.streams and self.endpoint is not Endpoint.GENERATE and streaming != "always":
+            self.stream_upstream = streaming == "auto" and engine.can_stream(self.endpoint, self.members)
+
     def for_engine(self, engine: Engine) -> bytes | None:
         """The client's text with the engine's fields set and all else as it was; None if it cannot be edited."""
-        fields = engine.request_fields(self.endpoint, self.members)
-        if self.streams:
-            options = self.members.get("stream_options")
+        fields = engine.request_fields(self.endpoint, self.asked)
+        options = self.members.get("stream_options")
+        if self.stream_upstream:
             known = options if isinstance(options, Mapping) else {}
             fields["stream_options"] = {**known, "include_usage": True}
-        changed = {name: value for name, value in fields.items() if not self._has(name, value)}
+        elif self.streams:
+            fields["stream"] = False
+            if options is not None:
+                fields["stream_options"] = None  # without a stream they are refused
+        return self._with({name: value for name, value in fields.items() if not self._has(name, value)})
+
+    def _with(self, changed: Mapping[str, Any]) -> bytes | None:
+        if not changed:
+            return self._raw
         encoding = json.detect_encoding(self._raw)
+        if encoding == "utf-8" and self.members and not self.members.keys() & changed.keys():
+            # Nothing is replaced, so the long text in between need not be looked at, nor copied but once.
+            end = self._raw.rindex(b"}")
+            added = orjson.dumps(changed)[1:]
+            return b"".join((memoryview(self._raw)[:end], b",", added, memoryview(self._raw)[end + 1 :]))
         try:
             text = set_members(self._raw.decode(encoding, "surrogatepass"), changed)
         except ValueError:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from token_id_capture.server.engines.base import ChoiceTokens, Endpoint, Engine, choices_of
+from token_id_capture.server.engines.base import ChoiceTokens, Endpoint, Reader, choices_of
 from token_id_capture.server.messages import MessageMerger, message_item
 
 
@@ -24,40 +24,50 @@ class ServedChoice:
 
 @dataclass
 class ServedReply:
-    """A whole reply; ``choices`` are in the order of their indices."""
+    """A whole reply; ``choices`` are in the order of their indices.
+
+    ``completion_tokens`` and ``prompt_tokens`` are the engine's own counts. ``problem`` says why the
+    choices cannot be told apart.
+    """
 
     response_id: str | None = None
     model: str | None = None
     completion_tokens: int | None = None
+    prompt_tokens: int | None = None
     choices: list[ServedChoice] = field(default_factory=list)
+    problem: str | None = None
 
     def add_head(self, reply: Mapping[str, Any]) -> None:
-        """Take id, model and token count where a reply or chunk has them."""
+        """Take id, model and token counts where a reply or chunk has them."""
         self.response_id = self.response_id or _text(reply.get("id"))
         self.model = self.model or _text(reply.get("model"))
         usage = reply.get("usage")
-        count = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-        if type(count) is int:
-            self.completion_tokens = count
+        if isinstance(usage, Mapping):
+            self.completion_tokens = _count(usage.get("completion_tokens"), self.completion_tokens)
+            self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
 
 
-def read_reply(engine: Engine, endpoint: Endpoint, reply: Mapping[str, Any]) -> ServedReply:
+def read_reply(reader: Reader, endpoint: Endpoint, reply: Any) -> ServedReply:
     """Read a complete reply."""
+    shown = reader.add(reply)
     served = ServedReply()
-    served.add_head(reply)
-    tokens = engine.read_reply(endpoint, reply)
-    for index, choice in sorted(choices_of(reply), key=lambda numbered: numbered[0]):
+    served.add_head(shown)
+    tokens = reader.tokens()
+    choices = sorted(choices_of(shown), key=lambda numbered: numbered[0])
+    for index, choice in choices:
         item = message_item(_content(endpoint, choice, "message"))
         finish_reason = _text(choice.get("finish_reason"))
         served.choices.append(ServedChoice(item, finish_reason, tokens.get(index, ChoiceTokens())))
+    if len({index for index, _ in choices}) < len(choices):
+        served.problem = "two choices have the same index"
     return served
 
 
 class StreamMerger:
     """Merges the chunks of a stream, and knows how far each choice is."""
 
-    def __init__(self, engine: Engine, endpoint: Endpoint, expected_choices: int) -> None:
-        self._reader = engine.stream_reader(endpoint)
+    def __init__(self, reader: Reader, endpoint: Endpoint, expected_choices: int) -> None:
+        self._reader = reader
         self._endpoint = endpoint
         self._expected = expected_choices
         self._messages: dict[int, MessageMerger] = {}
@@ -81,10 +91,12 @@ class StreamMerger:
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Take the next chunk."""
-        self._reader.add(chunk)
-        self._served.add_head(chunk)
-        for index, choice in choices_of(chunk):
-            self._messages.setdefault(index, MessageMerger()).add(_content(self._endpoint, choice, "delta"))
+        shown = self._reader.add(chunk)
+        self._served.add_head(shown)
+        for index, choice in choices_of(shown):
+            if self._endpoint is Endpoint.GENERATE or index not in self._messages:
+                self._messages[index] = MessageMerger()  # a generate chunk has the whole message so far
+            self._messages[index].add(_content(self._endpoint, choice, "delta"))
             finish_reason = _text(choice.get("finish_reason"))
             if finish_reason is not None:
                 self._finish_reasons[index] = finish_reason
@@ -107,8 +119,12 @@ def _content(endpoint: Endpoint, choice: Mapping[str, Any], carrier: str) -> Map
     """The message or delta of a choice; the text of a completion counts as content."""
     if endpoint is Endpoint.COMPLETIONS:
         return {"content": choice.get("text")}
-    content = choice.get(carrier)
+    content = choice.get("message" if endpoint is Endpoint.GENERATE else carrier)
     return content if isinstance(content, Mapping) else {}
+
+
+def _count(value: object, known: int | None) -> int | None:
+    return value if type(value) is int else known
 
 
 def _text(value: object) -> str | None:

@@ -8,6 +8,7 @@ What is before it never waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -15,13 +16,16 @@ import orjson
 
 from token_id_capture import reasons
 from token_id_capture.server.client import Client, HangUpLimit
-from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.engines.base import Reader
+from token_id_capture.server.exchange import Reply
 from token_id_capture.server.request import CallBody
 from token_id_capture.server.served import ServedReply, StreamMerger
 from token_id_capture.server.sse import DONE, Event, EventParser
-from token_id_capture.server.upstream import UpstreamError, UpstreamReply
+from token_id_capture.server.upstream import UpstreamError
 from token_id_capture.server.view import ClientView, is_usage_only
 from token_id_capture.sink import mark_current_call
+
+_logger = logging.getLogger(__name__)
 
 _TAIL_SECONDS: Final = 5.0
 """How long an engine may take to close a stream after its last event."""
@@ -33,23 +37,24 @@ class StreamedReply:
     def __init__(
         self,
         client: Client,
-        reply: UpstreamReply,
+        reply: Reply,
         body: CallBody,
-        engine: Engine,
+        reader: Reader,
         view: ClientView,
-        commit: Callable[[ServedReply], Awaitable[None]],
+        commit: Callable[[Callable[[], ServedReply]], Awaitable[None]],
     ) -> None:
         self._client = client
         self._reply = reply
         self._view = view
         self._commit = commit
         self._parser = EventParser()
-        self._merger = StreamMerger(engine, body.endpoint, body.expected_choices)
+        self._merger = StreamMerger(reader, body.endpoint, body.expected_choices)
         self._held: list[bytes] = []
         self._holding = False
         self._done = False
         self._error: str | None = None
         self._unreadable = 0
+        self._fault: str | None = None
 
     async def run(self, limit: HangUpLimit) -> None:
         """Serve the stream to its end, or break the client's connection as the engine's broke."""
@@ -57,7 +62,7 @@ class StreamedReply:
         problem = "neither [DONE] nor the token count came"
         try:
             await self._pass_on()
-            whole = self._done or self._complete or self._error is not None
+            whole = self._done or self._complete or self._error is not None or self._fault is not None
         except UpstreamError as error:
             problem, whole = str(error), False
         limit.lift()
@@ -78,11 +83,13 @@ class StreamedReply:
         """Store the call, or mark it with the reason why not."""
         if self._error is not None:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, self._error)
+        elif self._fault is not None:
+            await mark_current_call(reasons.CAPTURE_FAILED, self._fault)
         elif self._unreadable:
             detail = f"{self._unreadable} events of the stream are no JSON objects"
             await mark_current_call(reasons.INVALID_TOKENS, detail)
         elif self._complete:
-            await self._commit(self._merger.reply())
+            await self._commit(self._merger.reply)
         else:
             unfinished = "".join(f"; choice {index} has no finish reason" for index in self._merger.unfinished)
             await mark_current_call(
@@ -117,9 +124,19 @@ class StreamedReply:
             self._error = self._error or _error_message(chunk["error"])
             self._holding = True
             return event.raw
-        self._merger.add(chunk)
+        self._collect(chunk)
         self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
         return self._view.event(event, chunk)
+
+    def _collect(self, chunk: Mapping[str, Any]) -> None:
+        """Whatever goes wrong in reading what the engine sent, its bytes still reach the client."""
+        if self._fault is not None:
+            return
+        try:
+            self._merger.add(chunk)
+        except Exception as error:
+            _logger.exception("reading a chunk failed")
+            self._fault = f"{type(error).__name__}: {error}"
 
     async def _pass_tail(self) -> None:
         """Pass on what follows the end, until the engine closes the stream; then close the client's."""

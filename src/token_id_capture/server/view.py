@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from token_id_capture.server.engines.base import choices_of
-from token_id_capture.server.json_splice import Hidden, Splicer
+from token_id_capture.server.engines.base import PROVIDER_FIELDS, choices_of
+from token_id_capture.server.json_splice import EVERY, Hidden, Splicer
 from token_id_capture.server.sse import Event
 
 _logger = logging.getLogger(__name__)
@@ -20,8 +20,9 @@ class ClientView:
     """
 
     def __init__(self, hidden: tuple[Hidden, ...], *, hide_usage: bool) -> None:
-        self._splicer = Splicer(hidden)
+        self._splicer = Splicer([*hidden, *_moved_aside(hidden)])
         paths = [rule.path for rule in hidden]
+        self._hidden_extensions = {path for path in paths if len(path) == 2 and path[0] != EVERY}
         self._hidden_delta = {path[3] for path in paths if path[:3] == ("choices", "*", "delta")}
         # "index" names the choice and "delta" is looked into; neither says anything of its own.
         members = {path[2] for path in paths if path[:2] == ("choices", "*") and len(path) == 3}
@@ -39,11 +40,18 @@ class ClientView:
 
     def event(self, event: Event, chunk: Mapping[str, Any]) -> bytes:
         """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
-        if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk):
+        if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
             return b""
         data = event.data or b""
         visible = self.reply(data)
         return event.raw if visible is data else event.with_data(visible)
+
+    def _is_extension(self, chunk: Mapping[str, Any]) -> bool:
+        """Whether the chunk has no choice, only an extension of which all is hidden: it would not have come."""
+        if chunk.get("choices") != [] or chunk.get("usage") is not None:
+            return False
+        said = [(name, key) for name, _ in self._hidden_extensions for key in _said(chunk.get(name))]
+        return bool(said) and self._hidden_extensions.issuperset(said)
 
     def _is_hidden(self, chunk: Mapping[str, Any]) -> bool:
         """Whether the deltas say something, but only what is hidden. An engine that is told to leave
@@ -56,8 +64,23 @@ class ClientView:
             beside = any(value is not None and key not in self._silent for key, value in choice.items())
             if beside or not isinstance(delta, Mapping):
                 return False
-            said.update(key for key, value in delta.items() if value is not None)
+            said.update(_said(delta))
         return bool(said) and said <= self._hidden_delta
+
+
+def _said(holder: object) -> list[str]:
+    """The keys of an object whose value says something."""
+    return [key for key, value in holder.items() if value is not None] if isinstance(holder, Mapping) else []
+
+
+def _moved_aside(hidden: tuple[Hidden, ...]) -> Iterator[Hidden]:
+    """The same rules for where LiteLLM puts the members of a reply, a choice or a message."""
+    for rule in hidden:
+        *holder, name = rule.path
+        yield Hidden((*holder, PROVIDER_FIELDS, name), cut=True)
+        if holder == ["choices", EVERY]:
+            for inner in ("message", "delta"):
+                yield Hidden((*holder, inner, PROVIDER_FIELDS, name), cut=True)
 
 
 def is_usage_only(chunk: Mapping[str, Any]) -> bool:

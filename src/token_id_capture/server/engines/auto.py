@@ -5,33 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from token_id_capture.server.engines.base import ChoiceTokens, Endpoint, Engine, StreamReader
+from token_id_capture.server.engines.base import OPENAI_PATHS, ChoiceTokens, Endpoint, Engine, Reader
 from token_id_capture.server.json_splice import Hidden
 
 
 class AutoEngine:
-    """Decides by the reply: the first of ``candidates`` that finds token arrays in it reads it.
+    """Decides by the reply: the first of ``candidates`` that finds token ids in it reads it.
 
-    All of their request fields are sent, so this fits servers that ignore fields they don't know.
+    The last of them is asked for as it wants to be, and reads what none of them finds ids in. So
+    this fits servers that ignore fields they don't know.
     """
+
+    # The engines' own endpoints need to know which engine it is.
+    paths: Mapping[str, Endpoint] = OPENAI_PATHS
 
     def __init__(self, candidates: Sequence[Engine]) -> None:
         self._candidates = candidates
 
+    def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+        """As far as anybody knows."""
+        return True
+
     def request_fields(self, endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of all candidates."""
-        fields: dict[str, Any] = {}
-        for engine in self._candidates:
-            fields.update(engine.request_fields(endpoint, body))
-        return fields
+        """The fields of the last candidate."""
+        return self._candidates[-1].request_fields(endpoint, body)
 
-    def read_reply(self, endpoint: Endpoint, reply: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        """What the first candidate that finds something finds."""
-        return next(filter(None, (engine.read_reply(endpoint, reply) for engine in self._candidates)), {})
-
-    def stream_reader(self, endpoint: Endpoint) -> StreamReader:
+    def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
         """A reader that lets all candidates read along."""
-        return _FirstReader([engine.stream_reader(endpoint) for engine in self._candidates])
+        return _FirstReader([engine.reader(endpoint, body) for engine in self._candidates])
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
         """What any candidate hides."""
@@ -39,12 +40,16 @@ class AutoEngine:
 
 
 class _FirstReader:
-    def __init__(self, readers: Sequence[StreamReader]) -> None:
+    def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
 
-    def add(self, chunk: Mapping[str, Any]) -> None:
-        for reader in self._readers:
-            reader.add(chunk)
+    def add(self, part: Any) -> Mapping[str, Any]:
+        return [reader.add(part) for reader in self._readers][-1]
 
     def tokens(self) -> dict[int, ChoiceTokens]:
-        return next(filter(None, (reader.tokens() for reader in self._readers)), {})
+        found = [reader.tokens() for reader in self._readers]
+        return next(filter(_has_ids, found), found[-1])
+
+
+def _has_ids(tokens: Mapping[int, ChoiceTokens]) -> bool:
+    return any(choice.ids is not None or choice.log_prob_ids is not None for choice in tokens.values())

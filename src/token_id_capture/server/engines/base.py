@@ -1,68 +1,117 @@
 """What the gateway must know of an engine, and nothing else.
 
 The gateway does the rest the same way for all of them: it sends the request, passes the reply on,
-compares counts, and stores. An engine is chosen by its name, in ``engines/__init__.py``.
+compares counts, and stores. ``engines/__init__.py`` says how one is chosen; a class outside this
+package that keeps the protocol ``Engine`` can be chosen too, and ``token_id_capture.testing.replay``
+tries it on recorded traffic.
+
+A strategy only finds things. It need not check them: arrays that are missing, too short or of the
+wrong type are refused later, for all engines alike. What only the strategy can see goes into
+``ChoiceTokens.problem``. Nothing that an engine sends may make a strategy raise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from token_id_capture.server.json_splice import Hidden
 
 
 class Endpoint(Enum):
-    """The generation endpoints whose calls are captured."""
+    """The kinds of generation endpoints whose calls are captured."""
 
     CHAT = "chat"
+    """OpenAI's chat completions."""
     COMPLETIONS = "completions"
+    """OpenAI's text completions."""
+    GENERATE = "generate"
+    """An engine's own endpoint. Its reader gives parts back in the shape of chat completions."""
+
+
+OPENAI_PATHS: Final[Mapping[str, Endpoint]] = MappingProxyType(
+    {
+        "/v1/chat/completions": Endpoint.CHAT,
+        "/chat/completions": Endpoint.CHAT,
+        "/v1/completions": Endpoint.COMPLETIONS,
+        "/completions": Endpoint.COMPLETIONS,
+    }
+)
+"""Where OpenAI-compatible engines serve."""
 
 
 @dataclass
 class ChoiceTokens:
     """What a reply says of the tokens of one choice; None where it says nothing.
 
-    ``ids`` and ``log_probs`` have one item for each generated token, unchecked. ``texts`` are the
-    tokens as the log probability entries write them: where all of them read ``token_id:N`` they
-    give the ids, or a second witness of them. ``routed_experts`` is opaque.
+    ``ids`` and ``log_probs`` have one item for each generated token, unchecked.
+    ``log_prob_ids`` are the ids that the log probability entries name, and ``texts`` the tokens as
+    they write them: where all of them read ``token_id:N`` they give the ids. Both stand in for
+    ``ids`` where there are none, and otherwise have to agree with them.
+
+    ``routed_experts`` is opaque. ``weight_versions`` are the engine's spans of weight versions as
+    it sent them, ``weight_version`` the one that made the whole choice. ``problem`` says in words
+    why the tokens cannot be what was generated.
     """
 
     prompt_ids: list[Any] | None = None
     ids: list[Any] | None = None
     log_probs: list[Any] | None = None
+    log_prob_ids: list[Any] | None = None
     texts: list[Any] | None = None
     routed_experts: Any = None
     weight_version: str | None = None
+    weight_versions: list[Any] | None = None
+    problem: str | None = None
 
 
-class StreamReader(Protocol):
-    """Collects the tokens of one streamed reply."""
+class Reader(Protocol):
+    """Collects the tokens of one reply, which is one part, or as many as a stream has chunks."""
 
-    def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take the next chunk, a parsed JSON object. Unknown shapes are ignored, never an error."""
+    def add(self, part: Any) -> Mapping[str, Any]:
+        """Take the next part: parsed JSON, an object except where an engine's own endpoint sends arrays.
+
+        Returns it in the shape of the OpenAI endpoints: ``choices`` with ``index``,
+        ``finish_reason`` and content, ``usage.completion_tokens``, ``id`` and ``model``. For them
+        that is the part itself. A stream of ``Endpoint.GENERATE`` has in each ``choices[].message``
+        the whole message so far. Unknown shapes are passed over, never an error.
+        """
         ...
 
     def tokens(self) -> dict[int, ChoiceTokens]:
-        """What was collected, by choice index; empty if no chunk carried token arrays."""
+        """What was collected, by choice index; empty if no part carried token arrays."""
         ...
 
 
 class Engine(Protocol):
-    """How one engine is asked for token ids and log probabilities, and where it puts them."""
+    """How one engine is asked for token ids and log probabilities, and where it puts them.
+
+    ``body`` is the client's request, and ``body["stream"]`` says how the engine is asked, which is
+    not always how the client asked.
+    """
+
+    @property
+    def paths(self) -> Mapping[str, Endpoint]:
+        """The paths whose POST requests are captured; ``OPENAI_PATHS`` and the engine's own."""
+        ...
+
+    def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+        """Whether a stream would carry every id and log probability.
+
+        If not, the engine is asked for a whole reply, and the client's stream is made from it.
+        Not asked for ``Endpoint.GENERATE``, which always streams as the client asked.
+        """
+        ...
 
     def request_fields(self, endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         """The top-level fields to set in the request, whatever the client sent there."""
         ...
 
-    def read_reply(self, endpoint: Endpoint, reply: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        """The tokens of a complete reply, by choice index; empty if it carries no token arrays."""
-        ...
-
-    def stream_reader(self, endpoint: Endpoint) -> StreamReader:
-        """A reader for one streamed reply."""
+    def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
+        """A reader for the reply to this request."""
         ...
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
@@ -70,24 +119,54 @@ class Engine(Protocol):
         ...
 
 
+ENGINE_METHODS: Final = ("can_stream", "request_fields", "reader", "hidden")
+
+Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""Posts a JSON object to a path of the engine, and gives the parsed reply."""
+
+
+class EngineAnswerError(Exception):
+    """The engine answered a question of ``Ask`` with an error, or with something else than was asked."""
+
+
+@runtime_checkable
+class TokenizesPrompts(Protocol):
+    """Optional extension of an engine whose replies lack the prompt's ids, but which has a tokenizer endpoint."""
+
+    async def prompt_ids(self, endpoint: Endpoint, body: Mapping[str, Any], ask: Ask) -> list[Any]:
+        """The ids of this request's prompt, as the engine's own template and tokenizer make them.
+
+        Raises:
+            EngineAnswerError: the engine does not say.
+        """
+        ...
+
+
 class DeltaReader:
-    """A ``StreamReader`` for engines whose chunks each carry the tokens that are new in them."""
+    """A ``Reader`` for replies in OpenAI's shape whose parts each carry the tokens that are new in them.
+
+    ``read`` finds the arrays of one part, by choice index.
+    """
 
     def __init__(self, read: Callable[[Mapping[str, Any]], dict[int, ChoiceTokens]]) -> None:
         self._read = read
         self._tokens: dict[int, ChoiceTokens] = {}
 
-    def add(self, chunk: Mapping[str, Any]) -> None:
-        """Append the chunk's arrays; prompt ids come once, with the first chunk that has them."""
-        for index, new in self._read(chunk).items():
+    def add(self, part: Any) -> Mapping[str, Any]:
+        """Append the part's arrays; prompt ids come once, with the first part that has them."""
+        if not isinstance(part, Mapping):
+            return {}
+        for index, new in self._read(part).items():
             known = self._tokens.setdefault(index, ChoiceTokens())
-            if known.prompt_ids is None:
-                known.prompt_ids = new.prompt_ids
-            known.ids = _extended(known.ids, new.ids)
-            known.log_probs = _extended(known.log_probs, new.log_probs)
-            known.texts = _extended(known.texts, new.texts)
-            known.routed_experts = known.routed_experts if new.routed_experts is None else new.routed_experts
-            known.weight_version = new.weight_version or known.weight_version
+            for name in ("ids", "log_probs", "log_prob_ids", "texts"):
+                setattr(known, name, _extended(getattr(known, name), getattr(new, name)))
+            for name in ("prompt_ids", "problem"):
+                if getattr(known, name) is None:
+                    setattr(known, name, getattr(new, name))
+            for name in ("routed_experts", "weight_version", "weight_versions"):
+                if getattr(new, name) is not None:
+                    setattr(known, name, getattr(new, name))
+        return part
 
     def tokens(self) -> dict[int, ChoiceTokens]:
         """What was collected, by choice index."""
@@ -107,9 +186,34 @@ def choices_of(reply: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(choice, Mapping):
             index = choice.get("index")
-            yield (index if type(index) is int else position), choice
+            yield (index if type(index) is int else position), unwrapped(choice)
+
+
+PROVIDER_FIELDS: Final = "provider_specific_fields"
+"""Where LiteLLM puts the members of a reply, a choice, a message or a delta that OpenAI does not have."""
+
+
+def unwrapped(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A reply, choice or message with the members that LiteLLM moved aside, also from its message or delta."""
+    moved: dict[str, Any] = {}
+    for inner in (holder.get("delta"), holder.get("message"), holder):
+        fields = inner.get(PROVIDER_FIELDS) if isinstance(inner, Mapping) else None
+        if isinstance(fields, Mapping):
+            moved.update(fields)
+    return {**moved, **{key: value for key, value in holder.items() if value is not None}} if moved else holder
 
 
 def array(value: object) -> list[Any] | None:
     """``value`` if it is a list; None for all else."""
     return value if isinstance(value, list) else None
+
+
+def entries_of(log_probs: object) -> list[Mapping[str, Any]] | None:
+    """The entries of ``logprobs.content``; what is no object becomes an empty one."""
+    content = array(log_probs.get("content")) if isinstance(log_probs, Mapping) else None
+    return None if content is None else [entry if isinstance(entry, Mapping) else {} for entry in content]
+
+
+def is_token_list(value: object) -> bool:
+    """Whether a prompt is given as token ids rather than as text or as several prompts."""
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}

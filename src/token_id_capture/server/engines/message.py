@@ -9,49 +9,58 @@ protocol, so they are cut out for the client rather than set to null.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from token_id_capture.records import TOKEN_FIELDS
+from token_id_capture.records import TOKEN_ARRAYS, TOKEN_FIELDS
 from token_id_capture.server.engines.base import (
+    OPENAI_PATHS,
     ChoiceTokens,
     DeltaReader,
     Endpoint,
-    StreamReader,
+    Reader,
     array,
     choices_of,
+    unwrapped,
 )
 from token_id_capture.server.json_splice import Hidden
 
-_CARRIERS = ("message", "delta")
+_CARRIERS: Final = ("message", "delta")
 
 
 class MessageEngine:
     """Takes what the server sends on its own."""
 
+    paths: Mapping[str, Endpoint] = OPENAI_PATHS
+
+    def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+        """Deltas carry the new tokens alone, or the last one carries all."""
+        return True
+
     def request_fields(self, endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         """Nothing."""
         return {}
 
-    def read_reply(self, endpoint: Endpoint, reply: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        """Read the arrays of each choice's message (or delta)."""
-        found: dict[int, ChoiceTokens] = {}
-        for index, choice in choices_of(reply):
-            for carrier in map(choice.get, _CARRIERS):
-                if isinstance(carrier, Mapping) and any(carrier.get(field) is not None for field in TOKEN_FIELDS):
-                    found[index] = ChoiceTokens(
-                        prompt_ids=array(carrier.get("prompt_token_ids")),
-                        ids=array(carrier.get("generation_token_ids")),
-                        log_probs=array(carrier.get("generation_log_probs")),
-                        routed_experts=carrier.get("routed_experts"),
-                    )
-        return found
-
-    def stream_reader(self, endpoint: Endpoint) -> StreamReader:
-        """Deltas carry the new tokens alone, or the last one carries all."""
-        return DeltaReader(lambda chunk: self.read_reply(endpoint, chunk))
+    def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
+        """Reads the arrays of each choice's message or delta."""
+        return DeltaReader(_of_part)
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
         """The arrays, key and all: no client can ask for them."""
         return tuple(
             Hidden.at(f"choices.*.{carrier}.{field}", cut=True) for carrier in _CARRIERS for field in TOKEN_FIELDS
         )
+
+
+def _of_part(part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
+    found: dict[int, ChoiceTokens] = {}
+    for index, choice in choices_of(part):
+        for carrier in map(choice.get, _CARRIERS):
+            fields = unwrapped(carrier) if isinstance(carrier, Mapping) else {}
+            if any(fields.get(field) is not None for field in TOKEN_ARRAYS):
+                found[index] = ChoiceTokens(
+                    prompt_ids=array(fields.get("prompt_token_ids")),
+                    ids=array(fields.get("generation_token_ids")),
+                    log_probs=array(fields.get("generation_log_probs")),
+                    routed_experts=fields.get("routed_experts"),
+                )
+    return found

@@ -3,7 +3,9 @@
 Shapes of vLLM 0.32, chat: ``prompt_token_ids`` at the top of the reply and of each choice's first
 chunk; ``choices[].token_ids`` and ``choices[].logprobs.content[].logprob``, in chunks for the new
 tokens alone. Completions: ``prompt_token_ids``, ``token_ids`` and ``logprobs.token_logprobs`` all in
-the choice. With ``return_tokens_as_token_ids`` the entries name a token ``token_id:95``.
+the choice. ``/inference/v1/generate`` takes and gives ids, ``prompt_token_ids`` as a chat does, and
+its log probability entries name a ``token_id``. With ``return_tokens_as_token_ids`` the entries of
+the other two name a token ``token_id:95``.
 
 Log probabilities below what its sampler keeps are sent as -9999.0.
 """
@@ -11,88 +13,129 @@ Log probabilities below what its sampler keeps are sent as -9999.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from token_id_capture.server.engines.base import (
+    OPENAI_PATHS,
     ChoiceTokens,
     DeltaReader,
     Endpoint,
-    StreamReader,
+    Reader,
     array,
     choices_of,
+    entries_of,
+    is_token_list,
+    unwrapped,
 )
 from token_id_capture.server.json_splice import Hidden
 
-_REASONING = ("reasoning", "reasoning_content")
+_REASONING: Final = ("reasoning", "reasoning_content")
 
 
 class VllmEngine:
     """Asks with ``return_token_ids`` and log probabilities of the sampled tokens alone."""
 
+    paths: Mapping[str, Endpoint] = {**OPENAI_PATHS, "/inference/v1/generate": Endpoint.GENERATE}
+
+    def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+        """Streams carry everything."""
+        return True
+
     def request_fields(self, endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Log probabilities, token ids, and for chats reasoning: vLLM drops the ids of what it leaves out.
+        """Log probabilities, token ids, weight versions, and for chats reasoning: vLLM drops the ids of what
+        it leaves out.
 
         ``top_logprobs`` is always sent as a number: a null has silently switched log probabilities off.
         """
         if endpoint is Endpoint.COMPLETIONS:
             fields = {} if body.get("logprobs") is not None else {"logprobs": 0}
             return {**fields, "return_token_ids": True}
+        if endpoint is Endpoint.GENERATE:
+            sampling = body.get("sampling_params")
+            known = sampling if isinstance(sampling, Mapping) else {}
+            if known.get("logprobs") is not None:
+                return {"return_token_ids": True}
+            return {"return_token_ids": True, "sampling_params": {**known, "logprobs": 0}}
         top = body.get("top_logprobs")
         return {
             "logprobs": True,
             "top_logprobs": 0 if top is None else top,
             "return_token_ids": True,
             "include_reasoning": True,
+            "return_weight_versions": True,
         }
 
-    def read_reply(self, endpoint: Endpoint, reply: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        """Read a reply or a chunk; both have the arrays in the same places."""
-        shared_prompt = array(reply.get("prompt_token_ids"))
-        found: dict[int, ChoiceTokens] = {}
-        for index, choice in choices_of(reply):
-            tokens = ChoiceTokens(
-                prompt_ids=array(choice.get("prompt_token_ids")) or shared_prompt,
-                ids=array(choice.get("token_ids")),
-                routed_experts=choice.get("routed_experts"),
-                weight_version=_weight_version(choice.get("weight_versions")),
-            )
-            tokens.log_probs, tokens.texts = _log_probs(endpoint, choice.get("logprobs"))
-            if not (tokens.prompt_ids is None and tokens.ids is None and tokens.log_probs is None):
-                found[index] = tokens
-        return found
-
-    def stream_reader(self, endpoint: Endpoint) -> StreamReader:
+    def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
         """Chunks carry the new tokens alone."""
-        return DeltaReader(lambda chunk: self.read_reply(endpoint, chunk))
+        return _VllmReader(endpoint, body)
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
         """What was not asked for becomes null, which is what vLLM itself sends then."""
         paths: list[str] = []
         chat = endpoint is Endpoint.CHAT
+        asked: Any = body.get("logprobs")
+        if endpoint is Endpoint.GENERATE:
+            sampling = body.get("sampling_params")
+            asked = sampling.get("logprobs") if isinstance(sampling, Mapping) else None
         if not body.get("return_token_ids"):
-            paths += ("choices.*.token_ids", "prompt_token_ids" if chat else "choices.*.prompt_token_ids")
-        if not body.get("logprobs") if chat else body.get("logprobs") is None:
+            paths.append("choices.*.prompt_token_ids" if endpoint is Endpoint.COMPLETIONS else "prompt_token_ids")
+            # The ids of a generate call are its answer, not an addition.
+            paths += [] if endpoint is Endpoint.GENERATE else ["choices.*.token_ids"]
+        if not asked if chat else asked is None:
             paths.append("choices.*.logprobs")
+        if chat and not body.get("return_weight_versions"):
+            paths.append("choices.*.weight_versions")
         if chat and body.get("include_reasoning") is False:
             paths += (f"choices.*.{part}.{name}" for part in ("message", "delta") for name in _REASONING)
         return tuple(map(Hidden.at, paths))
 
 
-def _log_probs(endpoint: Endpoint, log_probs: object) -> tuple[list[Any] | None, list[Any] | None]:
-    """The log probabilities and the token texts beside them."""
-    if not isinstance(log_probs, Mapping):
-        return None, None
-    if endpoint is Endpoint.COMPLETIONS:
-        return array(log_probs.get("token_logprobs")), array(log_probs.get("tokens"))
-    content = array(log_probs.get("content"))
-    if content is None:
-        return None, None
-    entries = [entry if isinstance(entry, Mapping) else {} for entry in content]
-    return [entry.get("logprob") for entry in entries], [entry.get("token") for entry in entries]
+class _VllmReader(DeltaReader):
+    def __init__(self, endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+        super().__init__(self._of_part)
+        self._endpoint = endpoint
+        # What a generate call reads is what it was given.
+        given = body.get("token_ids") if endpoint is Endpoint.GENERATE else None
+        self._given = given if is_token_list(given) else None
+
+    def add(self, part: Any) -> Mapping[str, Any]:
+        shown = super().add(part)
+        return {**shown, "id": shown.get("request_id")} if self._endpoint is Endpoint.GENERATE else shown
+
+    def _of_part(self, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
+        prompt = array(unwrapped(part).get("prompt_token_ids"))
+        return {index: self._of_choice(choice, prompt) for index, choice in choices_of(part)}
+
+    def _of_choice(self, choice: Mapping[str, Any], prompt: list[Any] | None) -> ChoiceTokens:
+        spans = array(choice.get("weight_versions"))
+        tokens = ChoiceTokens(
+            prompt_ids=array(choice.get("prompt_token_ids")) or prompt or self._given,
+            ids=array(choice.get("token_ids")),
+            routed_experts=choice.get("routed_experts"),
+            weight_version=_only_version(spans),
+            weight_versions=spans,
+        )
+        read_log_probs(tokens, self._endpoint, choice.get("logprobs"))
+        return tokens
 
 
-def _weight_version(spans: object) -> str | None:
-    """The version of the weights, if one made the whole choice (``weight_versions`` of vLLM 0.33)."""
-    versions = {span.get("version") for span in array(spans) or () if isinstance(span, Mapping)}
-    version = versions.pop() if len(versions) == 1 else None
-    return None if version is None else str(version)
+def read_log_probs(tokens: ChoiceTokens, endpoint: Endpoint, log_probs: object) -> None:
+    """Set what the log probabilities of a choice say: the numbers, and how they name their tokens."""
+    if endpoint is Endpoint.COMPLETIONS and isinstance(log_probs, Mapping) and "content" not in log_probs:
+        tokens.log_probs, tokens.texts = array(log_probs.get("token_logprobs")), array(log_probs.get("tokens"))
+        return
+    entries = entries_of(log_probs)
+    if entries is None:
+        return
+    tokens.log_probs = [entry.get("logprob") for entry in entries]
+    tokens.texts = [entry.get("token") for entry in entries]
+    # vLLM's own endpoint and llama-server name the id itself.
+    for name in ("token_id", "id"):
+        if any(name in entry for entry in entries):
+            tokens.log_prob_ids = [entry.get(name) for entry in entries]
+
+
+def _only_version(spans: list[Any] | None) -> str | None:
+    """The version of the weights, if one made the whole choice."""
+    versions = {str(span.get("version")) for span in spans or () if isinstance(span, Mapping)}
+    return versions.pop() if len(versions) == 1 else None
