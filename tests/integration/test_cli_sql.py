@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from terminal import on_terminal
 
 from conftest import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.errors import StatementError
@@ -294,22 +295,6 @@ def open_files(pid: int) -> list[str]:
         with contextlib.suppress(OSError):
             links.append(os.readlink(link))
     return links
-
-
-def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
-    """What the command writes to a terminal of this width."""
-    leader, follower = pty.openpty()
-    try:
-        subprocess.run(["stty", "cols", str(columns)], stdin=follower, check=True)
-        command = [TOKCAP, *map(str, arguments)]
-        environment = {**clean_environment(), **environment}
-        subprocess.run(
-            command, stdin=follower, stdout=follower, stderr=follower, env=environment, timeout=60, check=True
-        )
-        return os.read(leader, 1 << 16).decode().replace("\r\n", "\n")
-    finally:
-        os.close(leader)
-        os.close(follower)
 
 
 def test_a_narrow_terminal_gets_blocks(database: Path) -> None:
