@@ -207,6 +207,13 @@ async def test_a_malformed_rollout_id_is_a_400_and_reaches_nobody(gate: Gateway,
     assert gate.engine.received == []
 
 
+@pytest.mark.parametrize("target", ["*", "@127.0.0.2/", "http://127.0.0.2/v1/models", ":1/"])
+async def test_a_target_that_is_no_path_cannot_lead_elsewhere(gate: Gateway, target: str) -> None:
+    reply = await sent_raw(gate, f"OPTIONS {target} HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n".encode())
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert gate.engine.received == []
+
+
 @pytest.mark.parametrize("prefix", ["", "/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
 async def test_a_websocket_handshake_gets_426_on_every_path(gate: Gateway, prefix: str) -> None:
     handshake = (

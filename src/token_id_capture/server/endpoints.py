@@ -14,6 +14,7 @@ _HARMLESS_STEPS = frozenset(
     {
         "abort_request",
         "apply-template",
+        "cancel",
         "classify",
         "count_tokens",
         "derender",

@@ -53,6 +53,10 @@ class Gateway:
             await refuse_websocket(scope, receive, send)
             return
         client = Client(scope, receive, send)
+        if not scope["path"].startswith("/") or not (scope.get("raw_path") or b"/").startswith(b"/"):
+            # "*", "http://elsewhere/" and "@elsewhere/" would not be below the upstream.
+            await client.reply_error(400, "The request target must begin with a slash.", "invalid_target")
+            return
         try:
             body = await client.read_body(self._body_limit)
         except ClientGoneError:
