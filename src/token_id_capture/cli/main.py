@@ -13,6 +13,7 @@ import typer
 
 from token_id_capture.cli import (
     backup,
+    check,
     demo,
     doctor,
     explain,
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 
 app.command("backup")(backup.backup)
+app.command("check")(check.check)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)

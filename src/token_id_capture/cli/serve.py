@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from token_id_capture.cli.common import DatabaseOption, LogFormat, fail
+from token_id_capture.cli.check import (
+    EngineOption,
+    StreamingOption,
+    TokenizePromptsOption,
+    UpstreamOption,
+    checked,
+    told,
+)
+from token_id_capture.cli.common import DatabaseOption, LogFormat, fail, printable, run
 from token_id_capture.cli.keys import UpstreamKeyOption, check_key_file
 from token_id_capture.errors import ConfigurationError
 
@@ -27,20 +35,18 @@ _Address: TypeAlias = tuple[socket.AddressFamily, Any]
 
 _BACKLOG = 2048
 _PROBE_SECONDS = 5.0
+_CHECK_SECONDS = 120.0
 
 
 def serve(
-    upstream: Annotated[
-        str,
-        typer.Option("--upstream", "-u", envvar="TOKCAP_UPSTREAM", metavar="URL", help="The engine's address."),
-    ],
+    upstream: UpstreamOption,
     database: DatabaseOption,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8400,
     workers: Annotated[int, typer.Option(min=1, help="Server processes; one that dies is replaced.")] = 1,
-    engine: Annotated[
-        str, typer.Option(envvar="TOKCAP_ENGINE", help="How the engine sends token ids: auto, message or vllm.")
-    ] = "auto",
+    engine: EngineOption = "auto",
+    streaming: StreamingOption = "auto",
+    tokenize_prompts: TokenizePromptsOption = False,
     api_key_file: Annotated[
         Path | None,
         typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
@@ -65,19 +71,24 @@ def serve(
         bool,
         typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
     ] = False,
-    check_upstream: Annotated[bool, typer.Option(help="Start only if something listens at the upstream.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Start only if the engine answers a few test calls and they are captured.")
+    ] = True,
 ) -> None:
     """Stand between agents and an engine, and capture the tokens of what rollouts generate.
 
     Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
     /v1 behind it where they expect that. Further settings are environment variables:
     TOKCAP_DRAIN_SECONDS (600), TOKCAP_READ_TIMEOUT (3600), TOKCAP_CONNECT_TIMEOUT (10),
-    TOKCAP_BODY_LIMIT (67108864 bytes), and TOKCAP_LOG_PROBS_MODE, which is stored with each call.
+    TOKCAP_BODY_LIMIT (67108864 bytes), TOKCAP_LOG_PROBS_MODE, which is stored with each call, and
+    TOKCAP_SESSION_HEADERS, the request headers that are stored, separated by commas.
     """
     settings = _settings(
         upstream=upstream,
         database=str(database.absolute()),
         engine=engine,
+        streaming=streaming,
+        tokenize_prompts=tokenize_prompts,
         api_key_file=_checked(api_key_file),
         upstream_api_key_file=_checked(upstream_api_key_file),
         max_concurrent_calls=max_concurrent_calls,
@@ -85,10 +96,12 @@ def serve(
         access_log=access_log,
     )
     address = _address(host, port, guarded=api_key_file is not None or insecure)
-    if check_upstream:
+    if check:
         _check_upstream(settings.upstream)
     _check_database(settings.database)
     listener = _listener(address)
+    if check:
+        settings = _check_engine(settings)
     os.environ.update(settings.as_environment())
     from token_id_capture.cli.logs import announce
     from token_id_capture.cli.supervisor import run_server
@@ -130,7 +143,35 @@ def _check_upstream(url: str) -> None:
         socket.create_connection((str(parsed.host), parsed.port or 80), _PROBE_SECONDS).close()
     except OSError as error:
         problem = error.strerror or str(error)
-        fail(f"nothing listens at {url} ({problem}): start the engine first, or use --no-check-upstream")
+        fail(f"nothing listens at {url} ({problem}): start the engine first, or use --no-check")
+
+
+def _check_engine(settings: GatewaySettings) -> GatewaySettings:
+    """The settings with what the check found out: which engine it is, and how to ask it for streams."""
+    from token_id_capture.cli.logs import announce
+
+    key_file = settings.upstream_api_key_file
+    result = run(
+        checked(
+            settings.upstream,
+            settings.engine,
+            settings.streaming,
+            settings.tokenize_prompts,
+            None if key_file is None else Path(key_file),
+            _CHECK_SECONDS,
+        )
+    )
+    if not result.captured:
+        why = "; ".join(told(result.modes)) or result.found.problem
+        fail(f"what {settings.upstream} generates cannot be captured: {why} (--no-check starts all the same)")
+    announce(
+        f"engine: {result.found}; token ids and log probabilities are exact in {result.captured} of "
+        f"{len(result.modes)} modes",
+        settings.log_format,
+    )
+    for line in told(result.uncaptured):
+        announce(printable(line), settings.log_format)
+    return settings.model_copy(update={"engine": result.engine, "streaming": result.streaming})
 
 
 def _check_database(database: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from token_id_capture.cli.keys import read_key
 from token_id_capture.cli.logs import log_to_stderr
-from token_id_capture.cli.settings import GatewaySettings
+from token_id_capture.cli.settings import GatewaySettings, header_names
 from token_id_capture.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def _app(settings: GatewaySettings) -> ASGIApp:
         connect_timeout=settings.connect_timeout,
         read_timeout=settings.read_timeout,
         log_probs_mode=settings.log_probs_mode,
+        streaming=settings.streaming,
+        tokenize_prompts=settings.tokenize_prompts,
+        session_headers=header_names(settings.session_headers),
         api_key=api_key,
         upstream_api_key=upstream_api_key,
         max_concurrent_calls=_possible(settings.max_concurrent_calls, _allow_many_files()),

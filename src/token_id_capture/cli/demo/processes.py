@@ -71,7 +71,7 @@ async def running_gateway(directory: Path, *, upstream: str, database: Path, wor
     log = directory / "gateway.log"
     process = await asyncio.create_subprocess_exec(
         *tokcap("serve", "--upstream", upstream, "--database", str(database)),
-        *("--workers", str(workers), "--port", "0"),
+        *("--engine", "vllm", "--no-check", "--workers", str(workers), "--port", "0"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
