@@ -1,0 +1,55 @@
+"""``scripts/torture`` for a few seconds; and it must be able to fail."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+TORTURE = Path(__file__).parents[2] / "scripts" / "torture"
+
+
+def torture(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, str(TORTURE), "--database", str(directory), "--json", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_processes_that_are_killed_again_and_again_lose_nothing(tmp_path: Path) -> None:
+    code, report = torture(tmp_path / "run", "--seconds", "5", "--writers", "3", "--coroutines", "100")
+    assert (code, report["violations"]) == (0, [])
+    assert report["kills"] >= 5
+    assert report["put"] > 0
+    assert (report["lost"], report["torn"]) == (0, 0)
+
+
+def test_every_kind_of_damage_would_be_found(tmp_path: Path) -> None:
+    code, report = torture(tmp_path / "run", "--self-test")
+    assert (code, report["violations"]) == (0, [])
+
+
+def test_a_lost_call_is_named_and_ends_in_an_exit_code(tmp_path: Path) -> None:
+    assert torture(tmp_path / "run", "--self-test")[0] == 0
+    with closing(sqlite3.connect(tmp_path / "run" / "token_captures.db", isolation_level=None)) as connection:
+        rollout_id, call_id = connection.execute(
+            "SELECT rollout_id, model_call_id FROM entries WHERE rollout_id = 'round0-0' ORDER BY rowid DESC"
+        ).fetchone()
+        connection.execute("DELETE FROM entries WHERE model_call_id = ?", (call_id,))
+    code, report = torture(tmp_path / "run", "--check-only")
+    assert code == 1
+    assert f"lost: {rollout_id}: the entry of call {call_id}" in report["violations"]
+    assert report["lost"] == len(report["violations"])
+
+
+def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    command = [sys.executable, str(TORTURE), "--database", str(tmp_path), "--seconds", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "name an empty directory" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
