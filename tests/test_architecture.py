@@ -3,7 +3,7 @@
 ::
 
     errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store, testing}
-        <- {consumer, server} <- {delivery, explanation, export} <- report <- {cli, integrations}
+        <- {consumer, server} <- {delivery, explanation, export} <- {browse, report} <- {cli, integrations}
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"protocols"}),
     frozenset({"config"}),
     frozenset({"builder", "sink", "store", "testing"}),
-    frozenset({"consumer", "explanation", "server"}),
+    frozenset({"consumer", "server"}),
     frozenset({"delivery", "explanation", "export"}),
-    frozenset({"report"}),
+    frozenset({"browse", "report"}),
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
 )
@@ -43,7 +43,7 @@ HEAVY = {
     "aiohttp": {"server", "testing"},
     "aiosqlite": {"store"},
     "alembic": {"store"},
-    "datasette": {"integrations"},
+    "datasette": {"browse"},
     "jinja2": {"report"},
     "nemo_gym": {"integrations"},
     "prometheus_client": {"server"},
@@ -58,7 +58,7 @@ HEAVY = {
 }
 
 # Only a process that works on the file itself opens a store.
-MAY_IMPORT_STORE = {"cli", "consumer", "export", "integrations", "report", "store", ROOT}
+MAY_IMPORT_STORE = {"browse", "cli", "consumer", "export", "integrations", "report", "store", ROOT}
 
 # An import of the store when a module is imported would make the package heavy, so these import it
 # inside a function.

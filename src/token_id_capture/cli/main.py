@@ -13,6 +13,7 @@ import typer
 
 from token_id_capture.cli import (
     backup,
+    browse,
     check,
     demo,
     doctor,
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 
 app.command("backup")(backup.backup)
+app.command("browse")(browse.browse)
 app.command("check")(check.check)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
