@@ -5,92 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
+from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, usage
 from replay import ReplayEngine, replay_engine, until
+from served import Serving, refused, serving
 
 from token_id_capture.store import TokenCaptureStore
-
-TOKCAP = Path(sys.executable).with_name("tokcap")
-
-
-@dataclass
-class Serving:
-    """A running ``tokcap serve``."""
-
-    process: asyncio.subprocess.Process
-    url: str
-
-    async def post(self, path: str, body: Any = BODY) -> tuple[int, bytes]:
-        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as reply:
-            return reply.status, await reply.read()
-
-    def base(self, rollout: str = "r1") -> str:
-        return f"/ng-rollout/{rollout}/training-token-capture"
-
-    async def stop(self, number: int) -> tuple[int, str]:
-        """Send a signal; the exit code, and what stood on standard error after the first line."""
-        self.process.send_signal(number)
-        return await self.ended()
-
-    async def ended(self) -> tuple[int, str]:
-        assert self.process.stderr is not None
-        async with asyncio.timeout(30):
-            rest = await self.process.stderr.read()
-            return await self.process.wait(), rest.decode()
-
-
-async def started(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        TOKCAP,
-        "serve",
-        *arguments,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment},
-    )
-
-
-@contextlib.asynccontextmanager
-async def serving(database: Path, upstream: str, *arguments: str, **environment: str) -> AsyncIterator[Serving]:
-    process = await started("-u", upstream, "-d", str(database), "--port", "0", *arguments, **environment)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(30):
-            address = None
-            while address is None:
-                line = (await process.stderr.readline()).decode()
-                assert line, "it ended"
-                address = re.fullmatch(r"listening on (http://\S+)\n", line)
-        yield Serving(process, address[1])
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def refused(*arguments: str, **environment: str) -> str:
-    """What a start that must fail says."""
-    process = await started(*arguments, **environment)
-    async with asyncio.timeout(30):
-        _, said = await process.communicate()
-    assert process.returncode == 2, said
-    lines = [line for line in said.decode().splitlines() if "WAL-reset" not in line]
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("tokcap: ")
-    return lines[0].removeprefix("tokcap: ")
 
 
 @pytest.fixture
@@ -205,7 +134,7 @@ async def test_two_workers_share_the_database_and_one_that_is_killed_is_replaced
         assert len(await store.read_entries("r1")) == 2
         code, said = await server.stop(signal.SIGTERM)
         assert code == 0
-        assert f"Child process [{first}] died" in said
+        assert f"worker [{first}] died and is replaced" in said
         assert "Traceback" not in said
         for pid in (first, second, third):
             with pytest.raises(ProcessLookupError):
@@ -258,7 +187,7 @@ async def test_it_can_start_before_the_engine(tmp_path: Path, engine: ReplayEngi
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     upstream = f"http://127.0.0.1:{port}"
-    async with serving(tmp_path / "captures.db", upstream, "--no-check-upstream") as server:
+    async with serving(tmp_path / "captures.db", upstream) as server:
         status, body = await server.post(server.base() + CHAT)
         assert status == 502
         assert upstream in orjson.loads(body)["error"]["message"]

@@ -33,12 +33,11 @@ _EXPECTED = (
 
 
 def log_to_stderr(log_format: LogFormat, *, access_log: bool = False) -> None:
-    """Log warnings, of uvicorn's news that a worker died, and with ``access_log`` every request."""
+    """Log warnings, and with ``access_log`` every request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     handler.addFilter(_worth_saying)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("uvicorn.error").setLevel(logging.INFO)
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO if access_log else logging.WARNING)
     warnings.showwarning = _log_warning
 
@@ -112,10 +111,6 @@ def _worth_saying(record: logging.LogRecord) -> bool:
         record.msg, record.args = "a call was cut off by the end of the server; its open intent says so", None
         record.exc_info = None
         return True
-    if record.name == _ACCESS_LOGGER:
-        return True
-    if record.levelno < logging.WARNING:
-        return message.startswith("Child process") and message.endswith("died")
     return not message.startswith(_EXPECTED)
 
 

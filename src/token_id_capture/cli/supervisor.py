@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from types import FrameType
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ import typer
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from token_id_capture.cli.common import LogFormat
 from token_id_capture.cli.logs import log_to_stderr
@@ -83,12 +85,28 @@ class Supervisor(Multiprocess):
         self._counted: set[int | None] = set()
 
     def keep_subprocess_alive(self) -> None:
-        """Called twice a second."""
-        super().keep_subprocess_alive()
-        running = {process.pid for process in self.processes}
+        """Replace the workers that are dead or hang. Called twice a second."""
+        for position, worker in enumerate(self.processes):
+            if self.should_exit.is_set():
+                break
+            if not _answers(worker, self.config.timeout_worker_healthcheck):
+                self._replace(position, worker)
+        running = {worker.pid for worker in self.processes}
         for pid in self._counted - running:
             self._forget(pid)
         self._counted = running
+
+    def _replace(self, position: int, worker: Process) -> None:
+        worker.kill()
+        worker.join()
+        if worker.exitcode == STARTUP_FAILURE:
+            # The next one would fail the same way; the worker has said why.
+            _logger.error("worker [%d] could not start, so the server ends", worker.pid)
+            self.should_exit.set()
+            return
+        _logger.warning("worker [%d] died and is replaced", worker.pid)
+        self.processes[position] = replacement = Process(self.config, self.sockets)
+        replacement.start()
 
     def terminate_all(self) -> None:
         """Tell all workers to end. A socket that is open here would let clients connect and wait in vain."""
@@ -111,6 +129,19 @@ class Supervisor(Multiprocess):
 
         if pid is not None:
             forget_process(pid, self._metrics)
+
+
+def _answers(worker: Process, timeout: float) -> bool:
+    """Whether the worker lives and answers. Unlike uvicorn's own, this notices a death while it waits."""
+    try:
+        worker.parent_conn.send(b"ping")
+        ready = wait([worker.parent_conn, worker.process.sentinel], timeout)
+        if worker.parent_conn not in ready:
+            return False
+        worker.parent_conn.recv()
+    except (OSError, EOFError):
+        return False
+    return worker.process.is_alive()
 
 
 @contextlib.contextmanager
