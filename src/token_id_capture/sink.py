@@ -36,6 +36,9 @@ from token_id_capture.records import TokenEntry, extract_token_fields, response_
 LOG_PROB_PLACEHOLDER_LIMIT: Final = -9999.0
 """vLLM clamps what it has no log probability for to -9999.0 in every OpenAI-shaped reply."""
 
+# Their particulars may quote what the engine sent. That is for the database, which only its owner reads.
+_QUOTING_REASONS: Final = frozenset({reasons.CAPTURE_FAILED, reasons.INVALID_TOKENS, reasons.UNKNOWN_OUTCOME})
+
 _logger = logging.getLogger(__name__)
 
 
@@ -57,8 +60,8 @@ class CaptureContext:
 _current: ContextVar[CaptureContext | None] = ContextVar("token_id_capture_context", default=None)
 
 
-def set_token_sink(context: CaptureContext) -> Token[CaptureContext | None]:
-    """Make ``context`` the current one, in this task and those that it starts."""
+def set_token_sink(context: CaptureContext | None) -> Token[CaptureContext | None]:
+    """Make ``context`` the current one, in this task and those that it starts; None is no capture."""
     return _current.set(context)
 
 
@@ -153,7 +156,7 @@ async def mark_current_call(reason: str, detail: str = "") -> None:
     if context is None or sink is None:
         return
     text = f"{reason}: {detail}" if detail else reason
-    _logger.warning("%s is not captured: %s", _named(context), text)
+    _logger.warning("%s is not captured: %s", _named(context), reason if reason in _QUOTING_REASONS else text)
     try:
         await sink.mark_incomplete(context.rollout_id, context.model_call_id, text)
     except RolloutRetiredError:

@@ -105,6 +105,19 @@ async def test_traffic_without_a_rollout_is_untouched_and_unrecorded(gate: Gatew
     assert await gate.store.list_rollouts() == []
 
 
+async def test_a_rollout_does_not_reach_later_requests_on_its_connection(gate: Gateway) -> None:
+    gate.engine.handler = answering(chat([5], [-0.1]))
+    # A long body pauses and resumes the connection, to which asyncio then binds the request's context.
+    body = {**BODY, "messages": [{"role": "user", "content": "x" * 500_000}]}
+    for _ in range(5):
+        await gate.post(CHAT, body)
+        await gate.request("POST", gate.url + CHAT, orjson.dumps(body))
+        await gate.request("POST", f"{gate.url}/ng-rollout/r2{CHAT}", orjson.dumps(body))
+    (summary,) = await gate.store.list_rollouts()
+    assert (summary.rollout_id, summary.calls, summary.flags) == ("r1", 5, 0)
+    assert [b"return_token_ids" in received.body for received in gate.engine.received] == [True, False, False] * 5
+
+
 async def test_with_capture_off_the_prefix_goes_and_nothing_is_added(tmp_path: Path) -> None:
     async with replay_engine() as engine, serving(create_app(engine.url, None)) as (url, _):
         gate = Gateway(url, engine, None, None, None, None)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from memory_sink import MemorySink
 
 from token_id_capture.protocols import TokenSink, install_token_sink
 from token_id_capture.server.middleware import TokenCaptureMiddleware
-from token_id_capture.sink import CaptureContext, current_capture_context
+from token_id_capture.sink import CaptureContext, current_capture_context, reset_token_sink, set_token_sink
 
 Message = dict[str, Any]
 
@@ -90,6 +90,18 @@ async def test_with_capture_off_only_the_prefix_goes() -> None:
     app, _ = await called("/ng-rollout/r1/training-token-capture/v1/x", None)
     assert app.scopes[0]["path"] == "/v1/x"
     assert app.contexts == [None]
+
+
+@pytest.mark.parametrize("target", ["/v1/x", "/ng-rollout/r2/v1/x"])
+async def test_a_request_that_is_not_captured_inherits_no_context_of_another(target: str) -> None:
+    token = set_token_sink(CaptureContext("r1", "c1", MemorySink()))
+    try:
+        app = Application()
+        scope = {"type": "http", "path": target, "headers": []}
+        await TokenCaptureMiddleware(app, sink=MemorySink())(scope, None, None)  # type: ignore[arg-type]
+        assert app.contexts == [None]
+    finally:
+        reset_token_sink(token)
 
 
 async def test_an_installed_sink_is_used_where_none_is_configured() -> None:

@@ -50,22 +50,23 @@ class TokenCaptureMiddleware:
         except ValueError as error:
             await reply_error(scope, receive, send, 400, str(error), "invalid_rollout_id")
             return
-        if tag is None:
-            await self._app(scope, receive, send)
-            return
-        scope = dict(scope, path=tag.path, raw_path=tag.raw_path)
-        sink = self._sink if self._sink is not None else installed_token_sink()
-        if not tag.captured or sink is None:
-            await self._app(scope, receive, send)
-        elif wants_websocket(scope):
+        context = None
+        if tag is not None:
+            scope = dict(scope, path=tag.path, raw_path=tag.raw_path)
+            sink = self._sink if self._sink is not None else installed_token_sink()
+            if tag.captured and sink is not None:
+                context = CaptureContext(tag.rollout_id, uuid4().hex, sink)
+        if context is not None and wants_websocket(scope):
             # What a websocket carries would bypass the capture, and nobody would notice.
             await refuse_websocket(scope, receive, send)
-        else:
-            token = set_token_sink(CaptureContext(tag.rollout_id, uuid4().hex, sink))
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                reset_token_sink(token)
+            return
+        # Also set where there is none: on a connection that is kept alive, asyncio hands the context of
+        # an earlier request on to later ones (https://github.com/python/cpython/issues/140947).
+        token = set_token_sink(context)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            reset_token_sink(token)
 
 
 @dataclass(frozen=True)
