@@ -62,7 +62,7 @@ class Splicer:
         Raises:
             ValueError: the document could not be followed.
         """
-        if not self._root.children or not (b"\\u" in document or any(name in document for name in self._names)):
+        if not self._names or not (b"\\u" in document or any(name in document for name in self._names)):
             return document
         text = document.decode()
         edits: list[_Edit] = []
@@ -79,7 +79,7 @@ def set_members(text: str, members: Mapping[str, Any]) -> str:
     missing = dict(members)
     edits: list[_Edit] = []
     try:
-        spans, close = _members(text, _blank(text, 0))
+        spans, close = _members(text, _blank(text, 0), {}, edits)
         for key, _, start, end in spans:
             if key in members:
                 edits.append((start, end, _dumped(members[key])))
@@ -93,28 +93,35 @@ def set_members(text: str, members: Mapping[str, Any]) -> str:
 
 
 class _Node:
-    """The hidden paths as a tree; ``rule`` is set where one of them ends."""
+    """The hidden paths as a tree; ``rule`` is set where one of them ends, ``cuts`` above one that cuts."""
 
-    __slots__ = ("children", "rule")
+    __slots__ = ("cuts", "element", "members", "rule")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
+        self.members: dict[str, _Node] = {}
+        self.element: _Node | None = None
         self.rule: Hidden | None = None
+        self.cuts = False
 
     def add(self, rule: Hidden) -> None:
-        node = self
+        node = parent = self
         for step in rule.path:
-            node = node.children.setdefault(step, _Node())
+            parent = node
+            if step == EVERY:
+                node.element = node.element or _Node()
+                node = node.element
+            else:
+                node = node.members.setdefault(step, _Node())
         node.rule = rule
-
-    def member(self, key: str) -> _Node | None:
-        return None if key == EVERY else self.children.get(key)
+        parent.cuts |= rule.cut
 
     def leaf_names(self) -> Iterable[str]:
-        for name, child in self.children.items():
+        for name, child in self.members.items():
             if child.rule is not None:
                 yield name
             yield from child.leaf_names()
+        if self.element is not None:
+            yield from self.element.leaf_names()
 
 
 def _follow(text: str, start: int, node: _Node, edits: list[_Edit]) -> None:
@@ -125,58 +132,45 @@ def _follow(text: str, start: int, node: _Node, edits: list[_Edit]) -> None:
         raise ValueError(f"cannot follow this JSON text ({type(error).__name__})") from error
 
 
-def _value(text: str, start: int, node: _Node | None, edits: list[_Edit]) -> int:
+def _value(text: str, start: int, node: _Node, edits: list[_Edit]) -> int:
     """Walk one value, collect its edits, and return where it ends."""
     opening = text[start]
-    if node is None or opening not in "{[":
-        return _end(text, start)
     if opening == "{":
-        return _object(text, start, node, edits)
-    element = node.children.get(EVERY)
-    if element is None:
+        spans, close = _members(text, start, node.members, edits)
+        if node.cuts:
+            edits.extend(_cuts(spans, node.members))
+        return close + 1
+    if opening != "[" or node.element is None:
         return _end(text, start)
     index = _blank(text, start + 1)
     if text[index] == "]":
         return index + 1
     while True:
-        index = _blank(text, _value(text, index, element, edits))
+        index = _blank(text, _value(text, index, node.element, edits))
         if text[index] == "]":
             return index + 1
         index = _blank(text, _expect(text, index, ","))
 
 
-def _object(text: str, start: int, node: _Node, edits: list[_Edit]) -> int:
-    spans, close = _members(text, start, node, edits)
-    cut: list[bool] = []
-    for key, _, value, end in spans:
-        child = node.member(key)
-        rule = None if child is None else child.rule
-        cut.append(rule is not None and rule.cut)
-        if rule is not None and not rule.cut and text[value:end] != "null":
-            edits.append((value, end, "null"))
-    edits.extend(_cuts(spans, cut))
-    return close + 1
-
-
 _Span: TypeAlias = tuple[str, int, int, int]
 
 
-def _members(
-    text: str, start: int, node: _Node | None = None, edits: list[_Edit] | None = None
-) -> tuple[list[_Span], int]:
+def _members(text: str, start: int, nodes: Mapping[str, _Node], edits: list[_Edit]) -> tuple[list[_Span], int]:
     """The members of the object at ``start`` as (key, where the key starts, where its value starts and ends),
-    and where the closing brace is. Values below which something is hidden are walked, others skipped."""
+    and where the closing brace is. What ``nodes`` null is collected on the way; others are skipped."""
     spans: list[_Span] = []
     index = _blank(text, _expect(text, start, "{"))
     if text[index] == "}":
         return spans, index
     while True:
         key, value = _key(text, index)
-        child = None if node is None else node.member(key)
-        if child is None or edits is None or child.rule is not None:
-            end = _end(text, value)
-        else:
+        child = nodes.get(key)
+        if child is not None and child.rule is None:
             end = _value(text, value, child, edits)
+        else:
+            end = _end(text, value)
+            if child is not None and child.rule is not None and not child.rule.cut and text[value:end] != "null":
+                edits.append((value, end, "null"))
         spans.append((key, index, value, end))
         separator = _SEPARATOR.match(text, end)
         if separator is None:
@@ -195,8 +189,10 @@ def _key(text: str, start: int) -> tuple[str, int]:
     return key, _blank(text, _expect(text, _blank(text, index), ":"))
 
 
-def _cuts(spans: list[_Span], cut: list[bool]) -> Iterable[_Edit]:
+def _cuts(spans: list[_Span], nodes: Mapping[str, _Node]) -> Iterable[_Edit]:
     """Remove members together with one comma each, so that what stays is JSON."""
+    rules = [nodes[key].rule if key in nodes else None for key, *_ in spans]
+    cut = [rule is not None and rule.cut for rule in rules]
     last_kept = max((index for index, gone in enumerate(cut) if not gone), default=-1)
     for index in range(last_kept):
         if cut[index]:

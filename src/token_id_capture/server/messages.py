@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from token_id_capture.records import strip_token_fields
+from token_id_capture.records import TOKEN_FIELDS, strip_token_fields
 from token_id_capture.server.engines.base import PROVIDER_FIELDS
+
+# What engines say of the tokens of a choice, where LiteLLM moved it to the message.
+_MOVED_TOKENS: Final = frozenset({*TOKEN_FIELDS, "logprobs", "response_token_ids", "token_ids", "weight_versions"})
 
 
 def message_item(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,10 +19,9 @@ def message_item(message: Mapping[str, Any]) -> dict[str, Any]:
     a stream has an empty content in either case.
     """
     said = {key: value for key, value in strip_token_fields(message).items() if value is not None and value != []}
-    if isinstance(moved := said.get(PROVIDER_FIELDS), Mapping):
-        said[PROVIDER_FIELDS] = {key: value for key, value in strip_token_fields(moved).items() if value is not None}
-        if not said[PROVIDER_FIELDS]:
-            del said[PROVIDER_FIELDS]
+    if isinstance(moved := said.pop(PROVIDER_FIELDS, None), Mapping):
+        kept = {key: value for key, value in moved.items() if value is not None and key not in _MOVED_TOKENS}
+        said |= {PROVIDER_FIELDS: kept} if kept else {}
     content = said.pop("content", "")
     others = said.keys() - {"role", "type"}
     item = {"type": "message", "role": said.pop("role", "assistant"), "content": content}

@@ -119,7 +119,8 @@ class _CompletionReader:
         content = part.get("content")
         self._content.append(content if isinstance(content, str) else "")
         message = {"role": "assistant", "content": "".join(self._content)}
-        finish_reason = _FINISH_REASONS.get(str(part.get("stop_type"))) if part.get("stop") is True else None
+        stop_type = str(part.get("stop_type"))
+        finish_reason = _FINISH_REASONS.get(stop_type, stop_type) if part.get("stop") is True else None
         counts = {"completion_tokens": part.get("tokens_predicted"), "prompt_tokens": part.get("tokens_evaluated")}
         return {
             "model": part.get("model"),

@@ -73,7 +73,7 @@ class SglangEngine:
                 rules.append(Hidden.at("choices.*.prompt_token_ids", cut=chat))
         if chat and not body.get("return_meta_info"):
             rules.append(Hidden.at("choices.*.meta_info", cut=True))
-        if chat and body.get("stream"):
+        if chat:  # servers can be started to send these unasked
             named = zip(_STREAMED_CHAT, ("input_ids", "output_ids"), strict=True)
             rules += [Hidden.at(f"sglext.{name}", cut=True) for asked, name in named if not body.get(asked)]
         return tuple(rules)

@@ -64,14 +64,14 @@ class _Choice:
         version = meta.get("weight_version")
         self.version = self.version if version is None else str(version)
         self.experts = self.experts if meta.get("routed_experts") is None else meta["routed_experts"]
+        total = meta.get("output_token_logprobs_length")
+        total = self.count if total is None else total
         repeats = True
         ids = array(reply.get("output_ids"))
         if ids is not None:
-            self.ids, repeats = self._joined(self.ids or [], ids, self.count)
+            self.ids, repeats = self._joined(self.ids or [], ids, total)
         pairs = read_pairs(meta)
         if pairs is not None:
-            total = meta.get("output_token_logprobs_length")
-            total = self.count if total is None else total
             self.pairs, repeats = self._joined(self.pairs or [], pairs, total)
         text = reply.get("text")
         if isinstance(text, str):

@@ -1,0 +1,275 @@
+"""What holds for every engine: where the tokens are, what is never stored, and what the client sees."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spoken import SEEN_BY_AUTO, STREAM, WAYS, Spoken, Way, vllm_spelled
+from token_id_capture.errors import ConfigurationError
+from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.engines import ENGINES, make_engine
+from token_id_capture.testing.replay import Recording, Replayed, assert_replays, bytewise, in_chunks, replay
+
+every_way = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
+STREAMED = {name: way for name, way in WAYS.items() if isinstance(way.reply(Spoken()), bytes)}
+every_stream = pytest.mark.parametrize("way", list(STREAMED.values()), ids=list(STREAMED))
+# Where ids come twice: as such, and with the log probabilities.
+WITNESSED = ["vllm-spelled-beside", "vllm-generate", "sglang-chat", "sglang-generate", "llama-native"]
+
+
+async def replayed(way: Way, spoken: Spoken | None = None, *, engine: str = "", **more: Any) -> Replayed:
+    recording = more.pop("recording", None) or way.recording(spoken or Spoken())
+    asked = {"request": orjson.dumps(way.request), "answers": way.answers, "options": way.options}
+    return await replay(recording, make_engine(engine or way.engine), **{**asked, **more})
+
+
+def parts(body: bytes) -> list[Any]:
+    """A reply, or the chunks of a stream."""
+    lines = [line.partition(b":")[2] for line in body.splitlines() if line.startswith(b"data:")]
+    return [orjson.loads(line) for line in lines if b"[DONE]" not in line] if lines else [orjson.loads(body)]
+
+
+@every_way
+async def test_the_same_generation_gives_the_same_entry_wherever_the_engine_puts_its_ids(way: Way) -> None:
+    done = await replayed(way)
+    (entry,) = done.entries
+    spoken = Spoken()
+    assert (entry.prompt_token_ids, entry.generation_token_ids) == (spoken.prompt, spoken.ids)
+    assert entry.generation_log_probs == spoken.log_probs
+    assert entry.finish_reason == "stop"
+    assert (done.marks, done.refused, done.open) == ((), (), False)
+    if "generate" not in way.path or way.engine == "sglang":
+        assert entry.output_items == [{"type": "message", "role": "assistant", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("name", SEEN_BY_AUTO)
+async def test_without_a_name_the_reply_tells_the_engine(name: str) -> None:
+    done = await replayed(WAYS[name], engine="auto")
+    (entry,) = done.entries
+    assert entry.generation_token_ids == Spoken().ids
+    assert entry.generation_log_probs == Spoken().log_probs
+
+
+@every_way
+async def test_the_client_sees_the_reply_and_not_what_was_added_to_it(way: Way) -> None:
+    done = await assert_replays(
+        replace(way.recording(Spoken()), sent=orjson.dumps(way.request)),
+        lambda: make_engine(way.engine),
+        answers=way.answers,
+        options=way.options,
+    )
+    assert done.reply.whole
+    shown = parts(done.reply.body)
+    for hidden in (b"response_token_ids", b"meta_info", b"input_ids", b"sglext_ids", b"generation_", b"token_id:"):
+        if way.path != "/generate":
+            assert hidden not in done.reply.body
+    if way.path in ("/v1/chat/completions", "/v1/completions"):
+        choices = [choice for part in shown for choice in part["choices"]]
+        content = "".join(
+            (choice.get("delta") or choice.get("message") or {"content": choice.get("text")}).get("content") or ""
+            for choice in choices
+        )
+        assert content == "Hello"
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+        assert not any(choice.get("logprobs") for choice in choices)
+
+
+@every_way
+async def test_a_gap_in_the_ids_is_a_count_mismatch_and_changes_nothing_for_the_client(way: Way) -> None:
+    whole, gap = await replayed(way), await replayed(way, Spoken(count=12))
+    assert gap.entries == ()
+    assert gap.marks == ("token_count_mismatch: 3 token ids, 3 log probabilities, 12 completion tokens",)
+    assert gap.open
+    assert len(parts(gap.reply.body)) == len(parts(whole.reply.body))
+
+
+@pytest.mark.parametrize("name", WITNESSED)
+async def test_ids_that_are_shifted_against_their_log_probabilities_are_refused(name: str) -> None:
+    done = await replayed(WAYS[name], Spoken(named=[11, 12, 13]))
+    assert done.entries == ()
+    assert done.marks == ("invalid_tokens: choice 0: token id 0 is 10, but its log probability is for 11",)
+
+
+@every_way
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        Spoken(ids=[10, None, 12]),
+        Spoken(ids=[10, True, 12]),
+        Spoken(ids=[10, 11.5, 12]),
+        Spoken(ids=[10, "11", 12]),
+        Spoken(ids=[10, 2**40, 12]),
+        Spoken(ids=[10, -1, 12]),
+        Spoken(log_probs=[-0.5, None, -0.125]),
+        Spoken(log_probs=[-0.5, False, -0.125]),
+        Spoken(log_probs=[-0.5, "-0.25", -0.125]),
+        Spoken(log_probs=[-0.5, [], -0.125]),
+    ],
+    ids=lambda spoken: f"{spoken.ids}-{spoken.log_probs}",
+)
+async def test_one_wrong_item_refuses_the_call_and_never_shortens_an_array(way: Way, spoken: Spoken) -> None:
+    if "11" in spoken.ids and way.reply is vllm_spelled:
+        return  # there an id is text anyhow
+    done = await replayed(way, spoken)
+    assert done.entries == ()
+    ((mark,),) = [done.marks]
+    assert mark.startswith(("invalid_tokens: ", "no_token_ids: "))
+    assert done.open
+
+
+@every_way
+async def test_a_placeholder_is_no_log_probability(way: Way) -> None:
+    done = await replayed(way, Spoken(log_probs=[-0.5, -9999.0, -0.125]))
+    assert done.marks == ("log_prob_placeholder: log probability 1 is -9999.0",)
+    assert done.entries == ()
+
+
+@every_way
+async def test_an_aborted_generation_is_stored_and_says_so(way: Way) -> None:
+    (entry,) = (await replayed(way, Spoken(finish="abort"))).entries
+    assert entry.finish_reason == "abort"
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.path == "/v1/chat/completions"])
+async def test_a_null_for_top_logprobs_reaches_no_engine(name: str) -> None:
+    way = WAYS[name]
+    done = await replayed(way, request=orjson.dumps({**way.request, "logprobs": True, "top_logprobs": None}))
+    if way.engine != "message":
+        sent = orjson.loads(done.sent[0][1])
+        assert (sent["logprobs"], sent["top_logprobs"]) == (True, 1 if way.engine == "llama-cpp" else 0)
+    assert len(done.entries) == 1
+
+
+@every_way
+async def test_an_engine_that_sends_no_log_probabilities_is_a_named_failure(way: Way) -> None:
+    payload = way.recording(Spoken()).payload
+    for name in (b"logprobs", b"output_token_logprobs", b"completion_probabilities", b"generation_log_probs"):
+        payload = payload.replace(b'"%s":' % name, b'"no_%s":' % name)
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=payload))
+    assert done.entries == ()
+    ((mark,),) = [done.marks]
+    assert mark.startswith("no_token_ids: choice 0 has no")
+    assert mark.endswith("no log probabilities")
+
+
+@every_stream
+@pytest.mark.parametrize(("end", "space"), [(b"\r\n", b""), (b"\r", b" "), (b"\n", b"")], ids=["crlf", "cr", "lf"])
+async def test_line_ends_spaces_and_split_characters_change_nothing(way: Way, end: bytes, space: bytes) -> None:
+    spoken = Spoken(texts=["字", "é🙂", ""])
+    plain = way.recording(spoken)
+    spelled = replace(plain, payload=plain.payload.replace(b"data: ", b"data:" + space).replace(b"\n", end))
+    usual = await replayed(way, recording=plain)
+    for cut in (bytewise, in_chunks(5, longest=7)):
+        other = await replayed(way, recording=spelled, cut=cut)
+        assert other.content() == usual.content()
+        assert other.reply.body == usual.reply.body.replace(b"data: ", b"data:" + space).replace(b"\n", end)
+
+
+@every_stream
+async def test_a_stream_that_breaks_off_or_ends_early_is_lost(way: Way) -> None:
+    recording = way.recording(Spoken())
+    frames = recording.payload.split(b"\n\n")
+    # What ends a stream: all choices finished and counted, or [DONE].
+    early = replace(recording, payload=b"\n\n".join(frames[:2]) + b"\n\n")
+    for breaks in (True, False):
+        done = await replayed(way, recording=early, breaks=breaks)
+        ((mark,),) = [done.marks]
+        assert mark.startswith("lost_stream: ")
+        assert (done.entries, done.open, done.reply.whole) == ((), True, False)
+
+
+@every_way
+async def test_a_call_that_the_engine_refuses_is_no_hole(way: Way) -> None:
+    error = orjson.dumps({"error": {"message": "the context is too long", "code": 400}})
+    recording = Recording("refused", "POST", way.path, b"", 400, "application/json", error)
+    done = await replayed(way, recording=recording)
+    assert (done.reply.status, done.reply.body) == (400, error)
+    assert (done.entries, done.marks, done.open) == ((), (), False)
+    assert done.refused == ("HTTP 400: the context is too long",)
+
+
+@every_way
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_an_engine_that_fails_leaves_an_open_intent_and_a_reason(way: Way, breaks: bool) -> None:
+    error = b'{"error":{"message":"CUDA error"}}'
+    recording = Recording("failed", "POST", way.path, b"", 200 if breaks else 500, "application/json", error)
+    done = await replayed(way, recording=recording, breaks=breaks)
+    assert (done.reply.status, done.open, done.entries) == (502 if breaks else 500, True, ())
+    ((mark,),) = [done.marks]
+    assert mark.startswith("unknown_outcome: ")
+
+
+@every_way
+async def test_whatever_the_client_asked_for_it_gets(way: Way) -> None:
+    everything = {
+        "logprobs": True if way.path.endswith("chat/completions") else 1,
+        "return_token_ids": True,
+        "return_prompt_token_ids": True,
+        "return_meta_info": True,
+        "return_logprob": True,
+        "n_probs": 1,
+        "return_input_ids_in_sglext": True,
+        "return_output_ids_in_sglext": True,
+        "sampling_params": {"logprobs": 0},
+    }
+    done = await replayed(way, request=orjson.dumps({**way.request, **everything}))
+    recording = way.recording(Spoken())
+    if way.engine == "message":
+        assert b"generation_token_ids" not in done.reply.body
+    elif done.reply.body.startswith(b"data:") == recording.content_type.startswith("text"):
+        assert done.reply.body == recording.payload
+    assert len(done.entries) == 1
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30),
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=12),
+    st.data(),
+)
+@settings(max_examples=40)
+def test_any_tokens_arrive_the_same_through_every_engine(
+    prompt: list[int], ids: list[int], data: st.DataObject
+) -> None:
+
+    log_probs = data.draw(st.lists(st.floats(-50, 0), min_size=len(ids), max_size=len(ids)))
+    texts = data.draw(st.lists(st.text(max_size=3), min_size=len(ids), max_size=len(ids)))
+    way = WAYS[data.draw(st.sampled_from([name for name in WAYS if not name.startswith("llama-c")]))]
+    cut = in_chunks(data.draw(st.integers(0, 99)), longest=data.draw(st.integers(1, 300)))
+    done = asyncio.run(replayed(way, Spoken(prompt, ids, log_probs, texts), cut=cut))
+    (entry,) = done.entries
+    given_ids = Spoken().prompt if way.path == "/completion" else prompt
+    assert (entry.prompt_token_ids, entry.generation_token_ids) == (given_ids, ids)
+    assert entry.generation_log_probs == log_probs
+
+
+def test_an_engine_is_found_by_its_name_by_a_class_or_not_at_all() -> None:
+    for name in ENGINES:
+        assert make_engine(name).paths
+    assert make_engine("token_id_capture.server.engines.vllm:VllmEngine").paths
+    for name, problem in (
+        ("ollama", "unknown engine 'ollama': choose one of auto, llama-cpp, message, sglang, vllm, or name a class"),
+        ("nobody.knows:It", "engine 'nobody.knows:It' could not be loaded: ModuleNotFoundError"),
+        ("token_id_capture.errors:Nothing", "could not be loaded: AttributeError"),
+        ("collections:OrderedDict", "is no engine: it lacks can_stream, request_fields, reader, hidden, paths"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            make_engine(name)
+
+
+def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:
+    for streaming, asked in (("auto", True), ("always", True), ("never", False)):
+        from token_id_capture.server.engines.base import Endpoint
+        from token_id_capture.server.request import CallBody
+
+        body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))
+        assert body is not None
+        body.decide_streaming(make_engine("vllm"), CaptureOptions(streaming=streaming).streaming)  # type: ignore[arg-type]
+        sent = orjson.loads(body.for_engine(make_engine("vllm")) or b"")
+        assert (sent["stream"], sent["stream_options"]) == (asked, {"include_usage": True} if asked else None)
