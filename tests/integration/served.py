@@ -16,19 +16,28 @@ import aiohttp
 from made_up import BODY
 
 TOKCAP = Path(sys.executable).with_name("tokcap")
+LIMIT_SECONDS = 60
 
 
 @dataclass
 class Serving:
-    """A running ``tokcap serve``."""
+    """A running ``tokcap serve``; ``before`` is what it said up to its address, ``lines`` what it said since."""
 
     process: asyncio.subprocess.Process
     url: str
+    before: list[str]
     lines: list[str]
     reading: asyncio.Task[None]
 
-    async def post(self, path: str, body: Any = BODY) -> tuple[int, bytes]:
-        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as reply:
+    async def post(self, path: str, body: Any = BODY, **headers: str) -> tuple[int, bytes]:
+        return await self.request("POST", path, json=body, headers=headers)
+
+    async def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        return await self.request("GET", path, headers=headers)
+
+    async def request(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
+        """On a connection of its own, so that any worker may answer."""
+        async with aiohttp.ClientSession() as session, session.request(method, self.url + path, **options) as reply:
             return reply.status, await reply.read()
 
     def base(self, rollout: str = "r1") -> str:
@@ -40,7 +49,7 @@ class Serving:
         return await self.ended()
 
     async def ended(self) -> tuple[int, str]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await self.reading
             return await self.process.wait(), "".join(self.lines)
 
@@ -71,7 +80,7 @@ async def serving(database: Path, upstream: str, *arguments: str, **environment:
 
     reading: asyncio.Task[None] | None = None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_SECONDS):
             address = None
             while address is None:
                 line = (await stderr.readline()).decode()
@@ -79,7 +88,7 @@ async def serving(database: Path, upstream: str, *arguments: str, **environment:
                 before.append(line)
                 address = re.search(r"listening on (http://[\w.:\[\]]+)", line)
         reading = asyncio.create_task(read())
-        yield Serving(process, address[1], lines, reading)
+        yield Serving(process, address[1].replace("0.0.0.0", "127.0.0.1"), before, lines, reading)
     finally:
         if process.returncode is None:
             process.kill()
@@ -91,7 +100,7 @@ async def serving(database: Path, upstream: str, *arguments: str, **environment:
 async def refused(*arguments: str, **environment: str) -> str:
     """What a start that must fail says."""
     process = await started(*arguments, **environment)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_SECONDS):
         _, said = await process.communicate()
     assert process.returncode == 2, said
     lines = [line for line in said.decode().splitlines() if "WAL-reset" not in line]
