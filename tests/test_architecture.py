@@ -2,8 +2,8 @@
 
 ::
 
-    errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store, testing}
-        <- {consumer, server} <- {delivery, explanation, export} <- {browse, report} <- {cli, integrations}
+    errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store}
+        <- {consumer, server} <- {delivery, explanation, export, testing} <- {browse, report} <- {cli, integrations}
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"records"}),
     frozenset({"protocols"}),
     frozenset({"config"}),
-    frozenset({"builder", "sink", "store", "testing"}),
+    frozenset({"builder", "sink", "store"}),
     frozenset({"consumer", "server"}),
-    frozenset({"delivery", "explanation", "export"}),
+    frozenset({"delivery", "explanation", "export", "testing"}),
     frozenset({"browse", "report"}),
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
