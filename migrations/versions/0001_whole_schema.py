@@ -351,24 +351,23 @@ VIEWS = [
     FROM entries AS e
     """,
     # Two small tables of numbers count positions: unlike a recursive counter they let a condition on
-    # one call through to its row, and counting rows decodes nothing.
+    # one call through to its row, and counting rows decodes nothing. The innermost LIMIT keeps SQLite
+    # from writing the expression for its four bytes out four times, which would read the blob as often.
     f"""
     CREATE VIEW call_tokens AS
-    SELECT rollout_id, model_call_id, part, position,
-           {TOKEN_ID} AS token_id
+    SELECT rollout_id, model_call_id, iif(at < suffix, 'prompt', 'generation') AS part,
+           prefix_length + at AS position,
+           (SELECT {TOKEN_ID} FROM (
+                SELECT iif(at < suffix,
+                           substr(prompt_suffix, 4 * at + 1, 4),
+                           substr(generation, 4 * (at - suffix) + 1, 4)) AS four LIMIT 1)) AS token_id
     FROM (
-        SELECT rollout_id, model_call_id, iif(at < suffix, 'prompt', 'generation') AS part,
-               prefix_length + at AS position,
-               iif(at < suffix, substr(prompt_suffix, 4 * at + 1, 4), substr(generation, 4 * (at - suffix) + 1, 4))
-               AS four
-        FROM (
-            SELECT e.rollout_id, e.model_call_id, e.prefix_length, e.prompt_suffix, e.generation,
-                   e.prompt_length - e.prefix_length AS suffix,
-                   a.n * 1024 + b.n AS at
-            FROM entries AS e
-            CROSS JOIN numbers AS a ON a.n <= (e.sequence_length - e.prefix_length - 1) / 1024
-            CROSS JOIN numbers AS b ON a.n * 1024 + b.n < e.sequence_length - e.prefix_length
-        )
+        SELECT e.rollout_id, e.model_call_id, e.prefix_length, e.prompt_suffix, e.generation,
+               e.prompt_length - e.prefix_length AS suffix,
+               a.n * 1024 + b.n AS at
+        FROM entries AS e
+        CROSS JOIN numbers AS a ON a.n <= (e.sequence_length - e.prefix_length - 1) / 1024
+        CROSS JOIN numbers AS b ON a.n * 1024 + b.n < e.sequence_length - e.prefix_length
     )
     """,
 ]
