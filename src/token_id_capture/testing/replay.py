@@ -67,7 +67,9 @@ class Recording:
     def plain_request(self, engine: Engine) -> bytes:
         """The request without what the strategy adds to it: that of a client that knows nothing of it."""
         body = orjson.loads(self.sent)
-        added = engine.request_fields(engine.paths[self.path], body)
+        endpoint = engine.paths[self.path]
+        names = engine.request_fields(endpoint, body)
+        added = engine.request_fields(endpoint, {name: body[name] for name in body.keys() - names.keys()})
         return orjson.dumps({name: value for name, value in body.items() if added.get(name) != value})
 
 
