@@ -148,9 +148,13 @@ async def writer_pids(server: Serving, store: TokenCaptureStore) -> set[int]:
     return pids - {os.getpid(), server.process.pid}
 
 
-async def test_workers_end_when_their_parent_is_killed(tmp_path: Path, engine: ReplayEngine) -> None:
+async def test_workers_end_when_their_parent_is_killed_and_take_its_files_with_them(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     async with (
-        serving(tmp_path / "captures.db", engine.url, "--workers", "2") as server,
+        serving(tmp_path / "captures.db", engine.url, "--workers", "2", TMPDIR=str(temporary)) as server,
         TokenCaptureStore(tmp_path / "captures.db") as store,
     ):
 
@@ -159,6 +163,7 @@ async def test_workers_end_when_their_parent_is_killed(tmp_path: Path, engine: R
             return await writer_pids(server, store)
 
         await until(served, 30)
+        assert len(os.listdir(temporary)) == 1
         server.process.kill()
         await server.process.wait()
 
@@ -171,6 +176,7 @@ async def test_workers_end_when_their_parent_is_killed(tmp_path: Path, engine: R
             return False
 
         await until(port_is_free, 30)
+        assert os.listdir(temporary) == []
 
 
 async def test_settings_of_the_environment_reach_the_workers(tmp_path: Path, engine: ReplayEngine) -> None:
