@@ -64,28 +64,36 @@ def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
 
 @dataclass(slots=True)
 class JobQueue:
-    """The waiting jobs, bounded in bytes."""
+    """Jobs in the order in which they were asked for; those beyond ``capacity`` bytes wait outside."""
 
     capacity: int
     jobs: deque[Job] = field(default_factory=deque)
+    outside: deque[Job] = field(default_factory=deque)
     held: int = 0
     closing: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
-    waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list)
 
-    def offer(self, job: Job) -> asyncio.Future[None] | None:
-        """Append the job; or, if there is no room, a future that ends when there may be."""
+    def offer(self, job: Job) -> None:
+        """Append the job.
+
+        Raises:
+            StoreClosedError: no more jobs are taken.
+        """
         with self.changed:
             if self.closing:
                 raise StoreClosedError("the store is closed: open a new one to go on")
-            if self.jobs and self.held + job.size > self.capacity:
-                room: asyncio.Future[None] = job.loop.create_future()
-                self.waiters.append((job.loop, room))
-                return room
-            self.jobs.append(job)
-            self.held += job.size
+            self.outside.append(job)
+            self._let_in()
             self.changed.notify()
-            return None
+
+    def _let_in(self) -> None:
+        # One too large for the bound comes in alone.
+        while self.outside and (not self.jobs or self.held + self.outside[0].size <= self.capacity):
+            job = self.outside.popleft()
+            # Whoever gave up before there was room asked for nothing.
+            if not job.future.cancelled():
+                self.jobs.append(job)
+                self.held += job.size
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for a job (True), for the end (False), or for the timeout (True, and no job)."""
@@ -104,18 +112,14 @@ class JobQueue:
                 group.append(job)
                 size += job.size
             self.held -= size
-            woken, self.waiters = self.waiters, []
-        for loop, room in woken:
-            _call(loop, _end, [room])
+            self._let_in()
         return group
 
     def close(self) -> None:
+        """Take no more jobs; what was offered is still there to be taken."""
         with self.changed:
             self.closing = True
-            woken, self.waiters = self.waiters, []
             self.changed.notify()
-        for loop, room in woken:
-            _call(loop, _end, [room])
 
 
 def resolve(jobs: list[Job]) -> None:
@@ -142,9 +146,3 @@ def _finish(jobs: Iterable[Job]) -> None:
             job.future.set_exception(job.error)
         else:
             job.future.set_result(job.result)
-
-
-def _end(futures: Iterable[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)

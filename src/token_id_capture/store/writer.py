@@ -119,8 +119,7 @@ class Writer:
         future = loop.create_future()
         job = Job(operation, payload, size, loop, future)
         try:
-            while (room := self._queue.offer(job)) is not None:
-                await room
+            self._queue.offer(job)
         except StoreClosedError as closed:
             # A writer that ended by itself, say because the file cannot be opened, says why.
             raise self.failure or closed from None
