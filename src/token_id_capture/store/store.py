@@ -289,7 +289,7 @@ class TokenCaptureStore:
     def _live_writer(self) -> Writer:
         self._check_process()
         if self._writer is None or not self._writer.alive:
-            self._writer = Writer(self._path, self._limits, create=self._create)
+            self._writer = Writer(self._path, self._limits, create=self._create, predecessor=self._writer)
             self._writer.start()
         return self._writer
 

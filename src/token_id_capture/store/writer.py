@@ -25,6 +25,7 @@ from token_id_capture.store import forking
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
 from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, resolve
+from token_id_capture.store.open_files import OpenFiles
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
 from token_id_capture.store.warnings import PinnedWalWarning, warn
@@ -52,15 +53,18 @@ class Limits:
 class Writer:
     """Owns the writing connection of one process to one database."""
 
-    def __init__(self, path: Path, limits: Limits, *, create: bool) -> None:
+    def __init__(self, path: Path, limits: Limits, *, create: bool, predecessor: Writer | None = None) -> None:
+        """``predecessor`` is a writer that failed; its connection is closed before another is opened."""
         self.path = path
         self._limits = limits
         self._create = create
+        self._predecessor = predecessor
         self._queue = JobQueue(limits.queue_bytes)
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
+        self._files = OpenFiles(path)
         self._registered = False
         self._pinned = False
         self._pin_reported = False
@@ -137,6 +141,9 @@ class Writer:
 
     def _run(self) -> None:
         try:
+            if self._predecessor is not None:
+                self._predecessor._thread.join()
+                self._predecessor = None
             with self._turn:
                 self._open(create=self._create)
             while self._queue.wait(IDLE_SECONDS if self._dirty else None):
@@ -163,7 +170,11 @@ class Writer:
                 group = self._queue.take()
                 if group:
                     self._commit_or_recover(group)
+                    self._files.check()
         except BaseException as error:
+            # Before the callers know, so that one who tries again finds a new writer.
+            self.failure = translated(error, self.path) or error
+            self._queue.close()
             self._fail(group, error)
             raise
         finally:
@@ -176,6 +187,7 @@ class Writer:
     def _connect(self, engine: Engine) -> None:
         self._engine = engine
         self._connection = engine.connect()
+        self._files = OpenFiles(self.path)
         if self._limits.max_bytes is not None:
             page_size = self._raw("PRAGMA page_size")[0]
             self._raw(f"PRAGMA max_page_count = {max(1, self._limits.max_bytes // page_size)}")
