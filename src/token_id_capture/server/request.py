@@ -69,7 +69,7 @@ class CallBody:
         """The client's text with the engine's fields set and all else as it was; None if it cannot be edited."""
         fields = engine.request_fields(self.endpoint, self.asked)
         options = self.members.get("stream_options")
-        if self.stream_upstream:
+        if self.stream_upstream and self.endpoint is not Endpoint.GENERATE:
             known = options if isinstance(options, Mapping) else {}
             fields["stream_options"] = {**known, "include_usage": True}
         elif self.streams:

@@ -51,11 +51,7 @@ class VllmEngine:
             fields = {} if body.get("logprobs") is not None else {"logprobs": 0}
             return {**fields, "return_token_ids": True}
         if endpoint is Endpoint.GENERATE:
-            sampling = body.get("sampling_params")
-            known = sampling if isinstance(sampling, Mapping) else {}
-            if known.get("logprobs") is not None:
-                return {"return_token_ids": True}
-            return {"return_token_ids": True, "sampling_params": {**known, "logprobs": 0}}
+            return {"return_token_ids": True, **_generate_fields(body)}
         top = body.get("top_logprobs")
         return {
             "logprobs": True,
@@ -75,8 +71,7 @@ class VllmEngine:
         chat = endpoint is Endpoint.CHAT
         asked: Any = body.get("logprobs")
         if endpoint is Endpoint.GENERATE:
-            sampling = body.get("sampling_params")
-            asked = sampling.get("logprobs") if isinstance(sampling, Mapping) else None
+            asked = _object(body.get("sampling_params")).get("logprobs")
         if not body.get("return_token_ids"):
             paths.append("choices.*.prompt_token_ids" if endpoint is Endpoint.COMPLETIONS else "prompt_token_ids")
             # The ids of a generate call are its answer, not an addition.
@@ -88,6 +83,19 @@ class VllmEngine:
         if chat and body.get("include_reasoning") is False:
             paths += (f"choices.*.{part}.{name}" for part in ("message", "delta") for name in _REASONING)
         return tuple(map(Hidden.at, paths))
+
+
+def _generate_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Log probabilities, and of a stream the usage."""
+    sampling, options = (_object(body.get(name)) for name in ("sampling_params", "stream_options"))
+    fields: dict[str, Any] = {"stream_options": {**options, "include_usage": True}} if body.get("stream") else {}
+    return (
+        fields if sampling.get("logprobs") is not None else {**fields, "sampling_params": {**sampling, "logprobs": 0}}
+    )
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 class _VllmReader(DeltaReader):
