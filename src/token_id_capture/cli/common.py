@@ -140,4 +140,12 @@ def print_json(value: Any) -> None:
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run the command's coroutine."""
-    return asyncio.run(work)
+    results: list[_Result] = []
+
+    async def keep() -> None:
+        # Not as the result of the task: when asyncio puts the handler of Ctrl-C back, Python writes
+        # the task out with its result, for an error that nobody sees, and a result may be large.
+        results.append(await work)
+
+    asyncio.run(keep())
+    return results[0]

@@ -29,7 +29,7 @@ class Role(StrEnum):
     """Left out: it generated nothing."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False, eq=False)
 class PlacedCall:
     """A call in the tree. ``number`` counts from 1, in the order in which the calls were stored.
 
@@ -58,6 +58,9 @@ class PlacedCall:
     def shared(self) -> int:
         """How many leading tokens of the prompt are the parent's sequence."""
         return self.parent.length if self.parent is not None else 0
+
+    def __repr__(self) -> str:
+        return f"PlacedCall({self.number}, {self.entry.model_call_id!r}, {self.role.value!r})"
 
     def path(self) -> Iterator[PlacedCall]:
         """This call and those that it continues, up to the root."""

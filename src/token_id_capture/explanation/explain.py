@@ -7,7 +7,7 @@ nothing is frozen or recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from token_id_capture import reasons
@@ -53,7 +53,7 @@ class Explanation:
     headline: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
-    tree: CallTree | None
+    tree: CallTree | None = field(repr=False)
 
 
 async def explain(rollout: StoredRollout, decode: Decode | None = None) -> Explanation:
