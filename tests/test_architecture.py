@@ -3,7 +3,8 @@
 ::
 
     errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store}
-        <- {consumer, server} <- {delivery, explanation, export, testing} <- {browse, report} <- {cli, integrations}
+        <- {consumer, server} <- {delivery, explanation, testing} <- {browse, export, report}
+        <- {cli, integrations}
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"builder", "sink", "store"}),
     frozenset({"consumer", "server"}),
-    frozenset({"delivery", "explanation", "export", "testing"}),
-    frozenset({"browse", "report"}),
+    frozenset({"delivery", "explanation", "testing"}),
+    frozenset({"browse", "export", "report"}),
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
 )

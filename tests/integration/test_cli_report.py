@@ -78,7 +78,7 @@ def report(tokcap: RunTokcap, database: Path, output: Path, *arguments: str) -> 
 @pytest.mark.parametrize(
     ("rollout", "badge", "said"),
     [
-        ("delivered", "delivered", "its 3 calls form one sequence of 72 tokens, 18 of them sampled"),
+        ("delivered", "delivered", "72 tokens, 18 of them sampled"),
         ("frozen", "deliverable", "nobody has recorded a verdict"),
         ("masked", "masked", "The call was begun and no tokens of it were ever stored"),
         ("open", "open", "It is open. Frozen now, it would be masked"),

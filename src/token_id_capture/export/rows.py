@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from token_id_capture.builder import project_chain_trajectory, run_builder
 from token_id_capture.consumer import MASK_SAMPLE_KEY, Build, trajectories_from_source
-from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.explanation.stored import AsItStands
 
 if TYPE_CHECKING:
     from token_id_capture.store.evidence import Evidence
@@ -15,27 +15,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-class SnapshotAtHand:
-    """A source of one rollout that was read already: building from it freezes nothing."""
-
-    def __init__(self, snapshot: TokenCaptureSnapshot) -> None:
-        self._snapshot = snapshot
-
-    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        """The snapshot, as it was read."""
-        return self._snapshot
-
-    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        """Nothing is deleted."""
-        return False
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
 async def trajectory_build(evidence: Evidence) -> Build:
-    """What a delivery of this rollout would build now, by the same rules."""
-    source = SnapshotAtHand(evidence.snapshot)
+    """What a delivery of this rollout would build now, by the same rules; nothing is frozen for it."""
+    source = AsItStands(evidence.snapshot)
     return await trajectories_from_source(evidence.rollout_id, source, projection="trajectory")
 
 
