@@ -58,7 +58,7 @@ class CallBody:
     @property
     def asked(self) -> Mapping[str, Any]:
         """The members, with ``stream`` as the engine is asked."""
-        return {**self.members, "stream": self.stream_upstream} if self.streams else self.members
+        return {**self.members, "stream": self.stream_upstream} if "stream" in self.members else self.members
 
     def decide_streaming(self, engine: Engine, streaming: Streaming) -> None:
         """Whether a stream that the client wants is also asked of the engine."""
