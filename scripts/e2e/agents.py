@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -29,7 +29,6 @@ _FIELDS: Mapping[Act, Json] = {
     Act.SHORT: {"max_tokens": 6},
     Act.STOP: {"stop": [" a", "er", " is"]},
 }
-_EARLY_SECONDS = 0.03
 _EVENTS_BEFORE_HANG_UP = 4
 # Longer than any reply in this run, even on a machine that does much else.
 _PATIENCE = aiohttp.ClientTimeout(total=300)
@@ -52,14 +51,30 @@ class Attempt:
     choice: int = 0
 
 
+class Dialect(Protocol):
+    """What clients of an engine must know of it."""
+
+    sampling: Mapping[str, Any]
+    """Fields with which it samples from the model's own distribution."""
+    asking: Mapping[str, Json]
+    """By path, the fields of a client that wants token ids and log probabilities itself."""
+    refused: Mapping[str, Any]
+    """Fields with which it refuses any request."""
+
+    def tokenize(self, text: str) -> Json:
+        """The body for its ``/tokenize``, special tokens of the text included and none added."""
+
+    def ids_of(self, choice: Json) -> list[int]:
+        """The generated ids in a choice of a reply, or of a chunk, to a client that asked."""
+
+
 @dataclass
 class Agent:
-    """Plays one story. ``fields`` are what a client sends that asks for token ids itself, by path."""
+    """Plays one story."""
 
     story: Story
     base_url: str
-    fields: Mapping[str, Json]
-    refused: Mapping[str, Any]
+    dialect: Dialect
     attempts: list[Attempt] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -72,21 +87,23 @@ class Agent:
                 answer = await self._turn(session, conversation, number, turn)
                 if answer is None:
                     return
-                await conversation.accept(answer)
+                conversation.accept(self, answer)
 
     async def _turn(
         self, session: aiohttp.ClientSession, conversation: Conversation, number: int, turn: Turn
     ) -> _Answer | None:
         """One turn with its act; None ends the conversation."""
-        body = {**conversation.body(), "temperature": 1, "max_tokens": 64, "seed": turn.seed}
+        body = {**conversation.body(), **self.dialect.sampling, "max_tokens": 64, "seed": turn.seed}
         if turn.act is Act.REFUSED:
-            refusal = await self._call(session, conversation.path, {**body, **self.refused}, number, turn.stream)
+            refusal = await self._call(
+                session, conversation.path, {**body, **self.dialect.refused}, number, turn.stream
+            )
             if not 400 <= refusal.status < 500:
                 self.problems.append(f"{refusal.tag}: the engine should refuse it, and answered {refusal.status}")
         if turn.act is Act.RETRY:
             await self._call(session, conversation.path, body, number, turn.stream)
         if turn.act is Act.HANG_UP_EARLY:
-            await self._call(session, conversation.path, body, number, turn.stream, patience=_EARLY_SECONDS)
+            await self._call(session, conversation.path, body, number, turn.stream, patience=_patience(turn))
         if turn.act is Act.HANG_UP:
             await self._call(session, conversation.path, body, number, True, events=_EVENTS_BEFORE_HANG_UP)
             if number == len(self.story.turns) - 1:
@@ -119,7 +136,7 @@ class Agent:
         attempt = Attempt(tag, self.story.rollout_id, turn, self.story.kind, self.story.asks, stream)
         self.attempts.append(attempt)
         if self.story.asks:
-            body = {**body, **self.fields[path]}
+            body = {**body, **self.dialect.asking[path]}
         if stream:
             body = {**body, "stream": True, **({"stream_options": {"include_usage": True}} if self.story.asks else {})}
         url = self.base_url + path
@@ -143,6 +160,11 @@ class Agent:
         async with session.post(self.base_url + path, json=body) as reply:
             answer: Json = await reply.json()
             return answer
+
+
+def _patience(turn: Turn) -> float:
+    """Seconds until an early hang-up: some before the request is out, some beside the first token."""
+    return 0.002 + turn.seed % 40 / 1000
 
 
 async def _read(reply: aiohttp.ClientResponse, attempt: Attempt, events: int | None, until_finish: bool) -> None:
@@ -184,7 +206,7 @@ class Conversation:
         """The request of this turn."""
         return {"messages": self.messages, **({"tools": list(self.tools)} if self.tools else {})}
 
-    async def accept(self, answer: _Answer) -> None:
+    def accept(self, agent: Agent, answer: _Answer) -> None:
         """Go on from an answer."""
         self.messages.append(answer.message)
         for call in answer.message.get("tool_calls") or ():
@@ -211,7 +233,7 @@ class _TextConversation(Conversation):
     def body(self) -> Json:
         return {"prompt": self._prompt}
 
-    async def accept(self, answer: _Answer) -> None:
+    def accept(self, agent: Agent, answer: _Answer) -> None:
         self._prompt += f"{answer.message['content']}<|im_end|>\n"
 
 
@@ -227,15 +249,15 @@ class _TokenConversation(Conversation):
 
     async def ask(self, agent: Agent, session: aiohttp.ClientSession, turn: Turn) -> None:
         text = f"<|im_start|>user\n{turn.question}<|im_end|>\n<|im_start|>assistant\n"
-        body = {"model": MODEL, "prompt": ("\n" if self._prompt else "") + text, "add_special_tokens": False}
-        self._prompt = self._prompt + (await agent.post(session, "/tokenize", body))["tokens"]
+        asked = agent.dialect.tokenize(f"\n{text}" if self._prompt else text)
+        self._prompt = self._prompt + (await agent.post(session, "/tokenize", asked))["tokens"]
 
     def body(self) -> Json:
         return {"prompt": self._prompt}
 
-    async def accept(self, answer: _Answer) -> None:
+    def accept(self, agent: Agent, answer: _Answer) -> None:
         choices = [choice for part in answer.parts for choice in part["choices"] if choice["index"] == answer.choice]
-        ids = [token for choice in choices for token in choice["token_ids"] or ()]
+        ids = [token for choice in choices for token in agent.dialect.ids_of(choice)]
         end = [] if ids[-1:] == [self._END_OF_TURN] else [self._END_OF_TURN]
         self._prompt = self._prompt + ids + end
 

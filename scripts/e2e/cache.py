@@ -54,14 +54,24 @@ class Cache:
         Raises:
             CannotRunError: it is not there, or failed; with the end of its output.
         """
+        self.read(name, command, log_output=True)
+
+    def read(self, name: str, command: Sequence[str | Path], *, log_output: bool = False) -> bytes:
+        """What a command writes to standard output, unless that is for the log too.
+
+        Raises:
+            CannotRunError: as ``run``.
+        """
         log = self.logs / f"{name}.log"
-        with log.open("wb") as output:
+        with log.open("wb") as errors:
+            output = errors if log_output else subprocess.PIPE
             try:
-                code = subprocess.call(gently(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                done = subprocess.run(gently(command), stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
             except OSError as error:
                 raise CannotRunError(f"{command[0]}: {error.strerror}") from error
-        if code:
-            raise CannotRunError(f"{name} failed (exit code {code}); the end of {log}:\n{end_of(log)}")
+        if done.returncode:
+            raise CannotRunError(f"{name} failed (exit code {done.returncode}); the end of {log}:\n{end_of(log)}")
+        return done.stdout or b""
 
     def new_environment(self, folder: Path) -> Path:
         """A virtual environment in ``folder``; returns its Python."""

@@ -19,7 +19,9 @@ from token_id_capture import TokenEntry
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/completion", "/completions")
 
 
-def witnessed(engine: Engine, exchanges: Iterable[Exchange], findings: Findings) -> tuple[Witness, dict[str, Exchange]]:
+async def witnessed(
+    engine: Engine, session: aiohttp.ClientSession, url: str, exchanges: Iterable[Exchange], findings: Findings
+) -> tuple[Witness, dict[str, Exchange]]:
     """Sort the exchanges of attempts that could generate."""
     witness, generations = Witness(), dict[str, Exchange]()
     for exchange in exchanges:
@@ -31,7 +33,7 @@ def witnessed(engine: Engine, exchanges: Iterable[Exchange], findings: Findings)
             witness.refused.add(exchange.tag)
         elif not exchange.whole or exchange.status != 200:
             witness.lost.add(exchange.tag)
-        elif (said := engine.said(exchange)) is None:
+        elif (said := await engine.said(session, url, exchange)) is None:
             witness.uncountable.add(exchange.tag)
         else:
             witness.said[exchange.tag] = said
@@ -133,11 +135,14 @@ async def check_teeth(engine: Engine, session: aiohttp.ClientSession, url: str, 
     scores = await engine.score(session, url, ids, mask)
     noticed = max(_differences(scores, mask, log_probs)) > engine.tolerance
     findings.expect(noticed, "teeth", f"{row['rollout_id']}: another id at {position} went unnoticed")
+    findings.counts["falsified_rows_noticed"] += noticed
     moved = [0.0, *log_probs[:-1]]
+    if max(_differences(moved, mask, log_probs)) <= 2 * engine.tolerance:
+        return  # a policy so sure of itself that moving its log probabilities changes nothing
     scores = await engine.score(session, url, row["token_ids"], mask)
     noticed = max(_differences(scores, mask, moved)) > engine.tolerance
     findings.expect(noticed, "teeth", f"{row['rollout_id']}: log probabilities one place off went unnoticed")
-    findings.counts["falsified_rows_noticed"] += 2
+    findings.counts["falsified_rows_noticed"] += noticed
 
 
 def _differences(scores: Sequence[float], mask: Sequence[int], log_probs: Sequence[float]) -> list[float]:

@@ -88,9 +88,9 @@ def _report(engine: Engine, options: argparse.Namespace, phases: Phases, finding
     else:
         for name, value in result.items():
             if name not in ("masked_by_reason", "mismatches"):
-                print(f"{name.replace('_', ' '):32}{value}")
+                print(f"{name.replace('_', ' '):<35}{value}")
         for reason, count in result["masked_by_reason"].items():
-            print(f"{'masked: ' + reason:32}{count}")
+            print(f"{'masked: ' + reason:<35}{count}")
     for what, particulars in findings.mismatches[:_MISMATCHES_SHOWN]:
         print(f"MISMATCH {what}: {particulars[:_TEXT_SHOWN]}", file=sys.stderr)
     total = len(findings.mismatches)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
 
-from e2e.agents import Attempt
+from e2e.agents import Attempt, Dialect
 from e2e.cache import Cache
-from e2e.replies import Json
+from e2e.server import Server
 from e2e.stories import Act, Kind
 from e2e.tap import Exchange
 from e2e.witness import Said
@@ -19,7 +19,7 @@ from e2e.witness import Said
 MODEL_FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "model"
 
 
-class Engine(Protocol):
+class Engine(Dialect, Protocol):
     """One engine."""
 
     name: str
@@ -30,18 +30,14 @@ class Engine(Protocol):
     """The largest difference of a log probability that different summation orders may make."""
     kinds: tuple[Kind, ...]
     acts: tuple[Act, ...]
-    asking: Mapping[str, Json]
-    """By path, the fields of a client that wants token ids and log probabilities itself."""
-    refused: Mapping[str, Any]
-    """Fields with which the engine refuses a request."""
 
     def install(self, cache: Cache) -> None:
         """Make what is needed, if it is not there."""
 
-    def running(self, cache: Cache, logs: Path) -> AbstractAsyncContextManager[int]:
-        """The engine for as long as the block runs; it gives the port."""
+    def running(self, cache: Cache, logs: Path) -> AbstractAsyncContextManager[Server]:
+        """The engine for as long as the block runs."""
 
-    def said(self, exchange: Exchange) -> Said | None:
+    async def said(self, session: aiohttp.ClientSession, url: str, exchange: Exchange) -> Said | None:
         """What a whole reply with status 200 says was sampled; None if it does not say all of it."""
 
     def view_problem(self, attempt: Attempt, exchange: Exchange) -> str | None:
@@ -51,3 +47,6 @@ class Engine(Protocol):
         self, session: aiohttp.ClientSession, url: str, ids: Sequence[int], mask: Sequence[int]
     ) -> list[float]:
         """The log probability of each id given those before it, computed anew, where ``mask`` is 1; else 0."""
+
+    def reference_differences(self, cache: Cache, rows: Path) -> list[float]:
+        """How far the log probabilities of a file of rows are from another implementation's, where there is one."""

@@ -14,6 +14,7 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
     masked: Counter[str] = field(default_factory=Counter)
     differences: list[float] = field(default_factory=list)
+    reference_differences: list[float] = field(default_factory=list)
     mismatches: list[tuple[str, str]] = field(default_factory=list)
 
     def expect(self, kept: bool, what: str, particulars: str) -> bool:
@@ -23,14 +24,23 @@ class Findings:
         return kept
 
     def as_dict(self) -> dict[str, Any]:
-        """All JSON. Differences are between the log probability of a row and the engine's recomputed one."""
-        ordered = sorted(self.differences)
+        """All JSON. Differences are of a row's log probability from the engine's new one, and from the reference's."""
         return {
             **dict(sorted(self.counts.items())),
             "masked_by_reason": dict(self.masked.most_common()),
-            "tokens_compared": len(ordered),
-            "largest_difference": ordered[-1] if ordered else None,
-            "p99_difference": ordered[int(len(ordered) * 0.99)] if ordered else None,
-            "mean_difference": sum(ordered) / len(ordered) if ordered else None,
+            **_spread("tokens_compared", "difference", self.differences),
+            **_spread("tokens_compared_with_reference", "difference_from_reference", self.reference_differences),
             "mismatches": [{"what": what, "particulars": particulars} for what, particulars in self.mismatches],
         }
+
+
+def _spread(count: str, name: str, values: list[float]) -> dict[str, Any]:
+    ordered = sorted(values)
+    if not ordered:
+        return {count: 0}
+    return {
+        count: len(ordered),
+        f"largest_{name}": ordered[-1],
+        f"p99_{name}": ordered[int(len(ordered) * 0.99)],
+        f"mean_{name}": sum(ordered) / len(ordered),
+    }

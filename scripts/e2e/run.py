@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
-import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
 from e2e import check
-from e2e.agents import MODEL, Agent, Attempt
+from e2e.agents import Agent, Attempt
 from e2e.cache import Cache, CannotRunError
 from e2e.engine import Engine
 from e2e.findings import Findings
+from e2e.outage import check_outage
 from e2e.progress import Phases
 from e2e.replies import Json
-from e2e.server import running
+from e2e.services import DRAIN_SECONDS, TOKCAP, engine_started, gateway_started
 from e2e.stories import REPEATED, Story, stories
 from e2e.tap import Tap, tapped
 from e2e.witness import Verdict, by_rollout
 from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
 
-_TOKCAP = (sys.executable, "-m", "token_id_capture")
-_LISTENING = re.compile(r"listening on (http://\S+)")
-_GATEWAY_SECONDS = 60
-_DRAIN_SECONDS = 120
 _TEETH = 20
 
 
@@ -57,6 +51,8 @@ class Run:
         self._phases = phases
         self._findings = Findings()
         self._database = settings.folder / "captures.db"
+        self._rows = settings.folder / "rows.jsonl"
+        self._gateway_log = settings.folder / "gateway.log"
         # Said once by the gateway; here the same file is only read.
         warnings.simplefilter("ignore", WalResetBugWarning)
 
@@ -68,44 +64,26 @@ class Run:
         """
         settings, phase = self._settings, self._phases.phase
         plan = stories(settings.rollouts, settings.seed, self._engine.kinds, self._engine.acts)
-        async with self._engine_started() as port, tapped(port) as tap, self._gateway_started(tap) as gateway_url:
+        async with (
+            engine_started(self._engine, self._cache, settings.folder, self._phases) as server,
+            tapped(server.port) as tap,
+            gateway_started(self._engine, tap, self._database, settings.workers, self._gateway_log) as gateway_url,
+        ):
+            url = f"http://127.0.0.1:{server.port}"
             attempts = await self._play(plan, gateway_url)
             with phase("compare", "compare entries and replies with the wire"):
-                verdicts = await self._compare_captures(attempts, tap)
+                verdicts = await self._compare_captures(attempts, tap, url)
             with phase("finalize", "tokcap finalize --retire"):
                 rows = await self._finalize(plan)
                 check.check_rows(verdicts, rows, self._findings)
                 await self._check_retired(rows)
-            await self._score([row for row in rows if not row["mask_sample"]], f"http://127.0.0.1:{port}")
+            await self._score([row for row in rows if not row["mask_sample"]], url)
+            with phase("reference", "score the rows with another implementation"):
+                await asyncio.to_thread(self._compare_with_reference)
+            with phase("outage", "kill the engine under calls"):
+                await check_outage(self._engine, server, tap, gateway_url, self._database, self._findings)
         self._check_log()
         return self._findings
-
-    @asynccontextmanager
-    async def _engine_started(self) -> AsyncIterator[int]:
-        async with AsyncExitStack() as stack:
-            with self._phases.phase("engine start", f"start {self._engine.name}"):
-                port = await stack.enter_async_context(self._engine.running(self._cache, self._settings.folder))
-            with self._phases.phase("first request", "its first request"):
-                await _warm_up(f"http://127.0.0.1:{port}")
-            yield port
-
-    @asynccontextmanager
-    async def _gateway_started(self, tap: Tap) -> AsyncIterator[str]:
-        """``tokcap serve`` with several workers, behind it the tap."""
-        command: list[str | Path] = [
-            *_TOKCAP, "serve", "--upstream", f"http://127.0.0.1:{tap.port}/v1", "--engine", self._engine.option,
-            "--database", self._database, "--port", "0", "--workers", str(self._settings.workers),
-        ]  # fmt: skip
-        environment = {"TOKCAP_DRAIN_SECONDS": str(_DRAIN_SECONDS), "TOKCAP_LOG_PROBS_MODE": "raw_logprobs"}
-        async with running("tokcap serve", command, self._gateway_log, environment) as server:
-            await server.until(lambda: _LISTENING.search(self._gateway_log.read_text("utf-8")), _GATEWAY_SECONDS)
-            match = _LISTENING.search(self._gateway_log.read_text("utf-8"))
-            assert match is not None
-            yield match[1]
-
-    @property
-    def _gateway_log(self) -> Path:
-        return self._settings.folder / "gateway.log"
 
     async def _play(self, plan: Sequence[Story], gateway_url: str) -> list[Attempt]:
         """Let all agents play, so many at a time; returns every request that they made."""
@@ -114,7 +92,7 @@ class Run:
 
         async def play(story: Story) -> None:
             base_url = f"{gateway_url}/ng-rollout/{story.rollout_id}/training-token-capture"
-            agent = Agent(story, base_url, self._engine.asking, self._engine.refused)
+            agent = Agent(story, base_url, self._engine)
             agents.append(agent)
             async with turn:
                 await agent.play()
@@ -136,12 +114,14 @@ class Run:
         )
         return attempts
 
-    async def _compare_captures(self, attempts: list[Attempt], tap: Tap) -> dict[str, Verdict]:
+    async def _compare_captures(self, attempts: list[Attempt], tap: Tap, url: str) -> dict[str, Verdict]:
         """Compare what is stored, and what clients saw, with the wire; returns what must come out."""
         findings = self._findings
         async with TokenCaptureStore(self._database, create=False) as store:
             await _until_drained(store, findings)
-            witness, generations = check.witnessed(self._engine, tap.exchanges(), findings)
+            async with aiohttp.ClientSession() as session:
+                exchanges = tap.exchanges()
+                witness, generations = await check.witnessed(self._engine, session, url, exchanges, findings)
             summaries = await store.list_rollouts(limit=10 * self._settings.rollouts)
             entries = [entry for summary in summaries for entry in await store.read_entries(summary.rollout_id)]
         check.check_entries(witness, entries, findings)
@@ -162,11 +142,11 @@ class Run:
     async def _finalize(self, plan: Sequence[Story]) -> list[Json]:
         """The rows that the command writes of all rollouts."""
         folder = self._settings.folder
-        records, rows = folder / "rollouts.jsonl", folder / "rows.jsonl"
+        records, rows = folder / "rollouts.jsonl", self._rows
         lines = [json.dumps({"_ng_rollout_id": story.rollout_id, "reward": 1.0}) for story in plan]
         records.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         command = [
-            *_TOKCAP, "finalize", str(records), "--database", str(self._database), "--output", str(rows),
+            *TOKCAP, "finalize", str(records), "--database", str(self._database), "--output", str(rows),
             "--format", "trajectory", "--retire",
         ]  # fmt: skip
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -196,22 +176,20 @@ class Run:
                         await check.check_teeth(self._engine, session, url, row, self._findings)
                     self._phases.advance()
 
+    def _compare_with_reference(self) -> None:
+        differences = self._engine.reference_differences(self._cache, self._rows)
+        self._findings.reference_differences = differences
+        largest = max(differences, default=0.0)
+        self._findings.expect(largest <= self._engine.tolerance, "reference", f"log probabilities off by {largest:g}")
+
     def _check_log(self) -> None:
         text = self._gateway_log.read_text("utf-8")
         self._findings.expect("Traceback" not in text, "gateway", f"a traceback in {self._gateway_log}")
 
 
-async def _warm_up(url: str) -> None:
-    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as reply:
-        if reply.status != 200:
-            raise CannotRunError(f"the engine's first reply: HTTP {reply.status}: {await reply.text()}")
-        await reply.read()
-
-
 async def _until_drained(store: TokenCaptureStore, findings: Findings) -> None:
     """Wait until the engine has finished what clients hung up on."""
-    end = time.monotonic() + _DRAIN_SECONDS
+    end = time.monotonic() + DRAIN_SECONDS
     while True:
         summaries = await store.list_rollouts(limit=100_000)
         still_open = {one.rollout_id: one.open_intents - one.flags for one in summaries if one.open_intents > one.flags}

@@ -20,11 +20,12 @@ _STOP_SECONDS = 30.0
 
 
 class Server:
-    """A running process that writes to ``log``."""
+    """A running process that writes to ``log``; ``port`` is where it listens, if it was told."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.name = name
         self.log = log
+        self.port = port
         self._process = process
 
     async def until(self, ready: Callable[[], object], seconds: float) -> None:
@@ -44,11 +45,15 @@ class Server:
                 raise CannotRunError(f"{self.name} {problem}; the end of {self.log}:\n{end_of(self.log)}")
             await asyncio.sleep(0.1)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its children."""
+        os.killpg(self._process.pid, number)
+
     def stop(self) -> None:
         """End the process and its children."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
-                os.killpg(self._process.pid, number)
+                self.signal(number)
                 self._process.wait(_STOP_SECONDS)
             except ProcessLookupError:
                 return
@@ -59,10 +64,10 @@ class Server:
 
 @asynccontextmanager
 async def running(
-    name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]
+    name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str], port: int = 0
 ) -> AsyncIterator[Server]:
     """The process for as long as the block runs."""
-    server = Server(name, _started(command, log, environment), log)
+    server = Server(name, _started(command, log, environment), log, port)
     try:
         yield server
     finally:

@@ -46,10 +46,11 @@ class _Connection:
 
 
 class Tap:
-    """Listens on ``port`` and connects each client to the engine."""
+    """Listens on ``port`` and connects whoever comes to the engine."""
 
     def __init__(self, engine_port: int) -> None:
         self.port = 0
+        self._server: asyncio.Server | None = None
         self._engine_port = engine_port
         self._connections: list[_Connection] = []
 
@@ -57,7 +58,21 @@ class Tap:
         """All that went through so far, by connection."""
         return [exchange for connection in self._connections for exchange in _exchanges(connection)]
 
-    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def asked(self, text: bytes) -> int:
+        """How often this stands in what went to the engine so far."""
+        return sum(connection.to_engine.count(text) for connection in self._connections)
+
+    async def open(self) -> None:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Refuse connections from now on, as the engine does when it is gone."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         copy = _Connection()
         self._connections.append(copy)
@@ -75,12 +90,11 @@ class Tap:
 async def tapped(engine_port: int) -> AsyncIterator[Tap]:
     """A tap in front of the engine."""
     tap = Tap(engine_port)
-    server = await asyncio.start_server(tap.forward, "127.0.0.1", 0)
-    tap.port = server.sockets[0].getsockname()[1]
+    await tap.open()
     try:
         yield tap
     finally:
-        server.close()
+        tap.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copy: bytearray) -> None:
