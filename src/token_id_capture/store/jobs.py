@@ -73,6 +73,13 @@ class JobQueue:
     closing: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many jobs there are, inside and outside, and their bytes."""
+        with self.changed:
+            outside = sum(job.size for job in self.outside)
+            return len(self.jobs) + len(self.outside), self.held + outside
+
     def offer(self, job: Job) -> None:
         """Append the job.
 

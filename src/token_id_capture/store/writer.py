@@ -90,7 +90,7 @@ class Writer:
     @property
     def waiting(self) -> tuple[int, int]:
         """How many jobs wait, and their bytes."""
-        return len(self._queue.jobs), self._queue.held
+        return self._queue.waiting
 
     def start(self) -> None:
         """Start the thread; it opens the database itself, and fails the waiting jobs if it can't."""
@@ -170,7 +170,8 @@ class Writer:
                 group = self._queue.take()
                 if group:
                     self._commit_or_recover(group)
-                    self._files.check()
+                    if any(job.error is None for job in group):
+                        self._files.check()
         except BaseException as error:
             # Before the callers know, so that one who tries again finds a new writer.
             self.failure = translated(error, self.path) or error
