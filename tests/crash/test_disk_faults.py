@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import interposer
@@ -69,3 +72,39 @@ async def test_a_full_disk_refuses_puts_and_the_store_works_again_when_there_is_
     assert puppet.do("put", "first", ["during0"], tokens) == [""]
     puppet.leave()
     assert await _stored(database) == {"before", "after", "during0"}
+
+
+async def test_a_checkpoint_that_fails_ends_neither_the_store_nor_what_it_holds(
+    puppet: Puppet, control: interposer.Control, database: Path
+) -> None:
+    control.sync_failures = -1
+    control.sync_error = errno.EIO
+    # Nobody writes: this is the checkpoint of an idle store.
+    until(lambda: control.injected > 0, "an idle checkpoint")
+    control.sync_error = 0
+    until(lambda: puppet.do("put", "first", ["after"], 4) == [""], "the store to go on")
+    puppet.leave()
+    assert await _stored(database) == {"before", "after"}
+
+
+async def test_faults_that_come_and_go_under_load_lose_nothing_acknowledged(
+    puppet: Puppet, control: interposer.Control, database: Path
+) -> None:
+    dice = random.Random(13)
+    acknowledged, failed = {"before"}, 0
+    for number in range(60):
+        control.write_error = errno.ENOSPC if dice.random() < 0.2 else 0
+        control.sync_failures = dice.choice((0, 0, 1, 2, 3, 8))
+        control.sync_error = errno.EIO if control.sync_failures else 0
+        calls = [f"{number}.{n}" for n in range(dice.randrange(1, 9))]
+        errors = puppet.do("put", "first", calls, dice.choice((4, 4, 3000)))
+        acknowledged.update(call for call, error in zip(calls, errors, strict=True) if not error)
+        failed += sum(map(bool, errors))
+    control.write_error = control.sync_error = 0
+    until(lambda: puppet.do("put", "first", ["after"], 4) == [""], "the store to go on")
+    puppet.leave()
+    assert failed > 0
+    assert len(acknowledged) > 100
+    assert await _stored(database) >= acknowledged | {"after"}
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
