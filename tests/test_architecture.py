@@ -2,9 +2,9 @@
 
 ::
 
-    errors, reasons <- tokens <- records <- protocols <- config <- {builder, sink, store}
+    {errors, reasons} <- tokens <- records <- protocols <- config <- {builder, sink, store}
         <- {consumer, server} <- {delivery, explanation, testing} <- {browse, export, report}
-        <- {cli, integrations}
+        <- {cli, integrations} <- __main__
 """
 
 from __future__ import annotations
@@ -142,6 +142,13 @@ def test_the_reader_sees_every_form_of_import(tmp_path: Path, monkeypatch: pytes
 
 def test_every_file_belongs_to_a_room() -> None:
     assert {room_of(path) for path in sources()} - {ROOT} <= set(TIER_OF)
+
+
+def test_the_rooms_are_drawn_as_they_are() -> None:
+    drawn = " <- ".join(f"{{{', '.join(sorted(tier))}}}" if len(tier) > 1 else next(iter(tier)) for tier in TIERS)
+    contributing = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text("utf-8")
+    for text in (__doc__, contributing):
+        assert drawn in " ".join(text.split())
 
 
 def test_a_room_imports_only_rooms_below_it(imports: list[Import]) -> None:
