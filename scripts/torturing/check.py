@@ -210,12 +210,14 @@ def _retired_rightly(by_kind: dict[str, list[Line]], stored: Stored) -> Iterator
         yield "returned", "is retired, and has content"
     key = stored.snapshot_id, stored.version
     proof = next((freeze for freeze in by_kind["freeze"] if (freeze.snapshot_id, freeze.version) == key), None)
-    if not any((line.snapshot_id, line.version) == key for line in by_kind["dropping"]) or proof is None:
+    if not any((line.snapshot_id, line.version) == key for line in by_kind["dropping"]):
         yield "lost", f"was retired as version {stored.version}, and nobody had asked for that"
-        return
+    for drop in by_kind["drop"]:
+        if drop.done and (drop.snapshot_id, drop.version) != key:
+            yield "lost", f"was retired as version {stored.version} by a drop of version {drop.version}"
     for line in _acknowledged(by_kind, "mark", "conflict"):
         # It raised the version, so a snapshot without it was out of date and could not be dropped.
-        if not proof.incomplete:
+        if proof is not None and not proof.incomplete:
             yield "lost", f"was dropped as complete, in spite of the {line.kind} {line.call_id or line.detail}"
     dropped = min((drop.ended for drop in by_kind["drop"] if drop.done), default=None)
     if dropped is not None:

@@ -209,9 +209,10 @@ class Work:
             await self._drop_as(*known)
 
     async def _drop(self, rollout_id: str) -> None:
-        """Drop some rollout by what this process knew of it, which may be out of date."""
+        """Drop some rollout by what this process knew of it, which may be out of date, or never true."""
         if self._snapshots:
-            await self._drop_as(*self._dice.choice(self._snapshots))
+            rollout_id, snapshot_id, version = self._dice.choice(self._snapshots)
+            await self._drop_as(rollout_id, snapshot_id, version + self._dice.choice((0, 0, 0, 1, -1)))
 
     async def _drop_as(self, rollout_id: str, snapshot_id: str, version: int) -> None:
         proof = {"snapshot_id": snapshot_id, "version": version}
