@@ -20,10 +20,10 @@ from programs import entry, said
 from token_id_capture.store import TokenCaptureStore
 
 # TORTURE=1 takes every step. Else these: of the creation, which is the slow one, some at which
-# SQLite's rollback journal is left behind and some later ones; of what follows, every third.
+# SQLite's rollback journal is left behind and some later ones; of what follows, every fifth.
 EVERY_STEP = bool(os.environ.get("TORTURE"))
 CREATION_STEPS = count(1) if EVERY_STEP else (1, 6, 15, 18, 25, 39, 80, 120, 10_000)
-LIFECYCLE_STEPS = count(1, 1 if EVERY_STEP else 3)
+LIFECYCLE_STEPS = count(1, 1 if EVERY_STEP else 5)
 
 KilledAt = Callable[[int, str], bool]
 
