@@ -56,6 +56,13 @@ def wait_for_go(go: str) -> None:
         fifo.read()
 
 
+def fork() -> int:
+    """``os.fork``, of which newer Pythons warn in a process with threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def create(database: str, acknowledged: str) -> None:
     """Make a new database and close it."""
 
@@ -211,7 +218,7 @@ def fork_and_close(database: str, acknowledged: str) -> None:
     put("parent")
     loop.run_until_complete(store.read_entries("shared"))
     parent_is_done, child_has_put = os.pipe(), os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         loop = asyncio.new_event_loop()
         put("child")
@@ -252,7 +259,7 @@ def fork_under_load(database: str, acknowledged: str, forks: int) -> None:
         pids = []
         for number in range(forks):
             await asyncio.sleep(0.01)
-            pid = os.fork()
+            pid = fork()
             if pid == 0:
                 code = 1
                 try:
@@ -276,7 +283,7 @@ def fork_and_wait(database: str, acknowledged: str) -> None:
     kept.append(store)
     asyncio.run(store.put(entry("shared", "a")))
     asyncio.run(store.read_entries("shared"))
-    child = os.fork()
+    child = fork()
     if child == 0:
         time.sleep(3600)
     speaker(acknowledged)(str(child))
@@ -291,7 +298,7 @@ def fork_while_reading(database: str, acknowledged: str) -> None:
     async def main() -> None:
         await store.put(entry("shared", "a"))
         async with store._reading():
-            child = os.fork()
+            child = fork()
             if child == 0:
                 try:
                     asyncio.run(TokenCaptureStore(database).put(entry("shared", "b")))
