@@ -13,8 +13,9 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from terminal import on_terminal
@@ -222,9 +223,23 @@ def test_text_that_is_no_utf8_is_shown(tokcap: RunTokcap, database: Path) -> Non
     assert json.loads(shown.stdout) == [{"t": "a\ufffdb"}]
 
 
-def started(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
-    command = [TOKCAP, *map(str, arguments)]
-    return subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
+def open_files(pid: int) -> list[str]:
+    links = []
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(link))
+    return links
+
+
+@contextlib.contextmanager
+def started(*arguments: object, stdout: int | IO[bytes] = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
+    """The command at work; an endless query does not outlive its test."""
+    command = [str(TOKCAP), *map(str, arguments)]
+    with subprocess.Popen(command, env=clean_environment(), stdout=stdout, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -235,7 +250,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def test_ctrl_c_ends_a_query_in_the_middle_without_a_word(database: Path) -> None:
-    with started("sql", "-d", database, "--csv", ENDLESS + "SELECT n FROM c", stdout=subprocess.PIPE) as process:
+    with started("sql", "-d", database, "--csv", ENDLESS + "SELECT n FROM c") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"n\n"
         process.send_signal(signal.SIGINT)
@@ -244,29 +259,31 @@ def test_ctrl_c_ends_a_query_in_the_middle_without_a_word(database: Path) -> Non
 
 
 def test_ctrl_c_while_the_first_row_is_sought(database: Path) -> None:
-    with started("sql", "-d", database, ENDLESS + "SELECT sum(n) FROM c", stdout=subprocess.PIPE) as process:
+    with started("sql", "-d", database, ENDLESS + "SELECT sum(n) FROM c") as process:
         # The database is open once the query runs, or is about to.
-        until(lambda: any("captures.db" in os.readlink(link) for link in descriptors(process.pid)))
+        until(lambda: any("captures.db" in link for link in open_files(process.pid)))
         process.send_signal(signal.SIGINT)
         out, complaint = process.communicate(timeout=30)
     assert (process.returncode, out, complaint) == (130, b"", b"")
 
 
-def descriptors(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        return [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd") if name.isdigit()]
-    return []
-
-
 def test_a_reader_that_leaves_ends_the_query_without_a_word(database: Path) -> None:
-    endless = started("sql", "-d", database, ENDLESS + "SELECT n FROM c", stdout=subprocess.PIPE)
-    with endless as process:
+    with started("sql", "-d", database, ENDLESS + "SELECT n FROM c") as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=30) == 1
         assert process.stderr is not None
         assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("select", ["SELECT 1", ENDLESS + "SELECT n FROM c"])
+def test_a_full_disk_behind_standard_output_is_one_line(database: Path, select: str) -> None:
+    with open("/dev/full", "wb") as full, started("sql", "-d", database, select, stdout=full) as process:
+        _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert complaint == b"tokcap: the result cannot be written: No space left on device\n"
 
 
 def test_a_closed_standard_output_gets_no_traceback(database: Path) -> None:
@@ -279,7 +296,7 @@ async def test_a_person_who_pages_through_a_result_does_not_pin_the_log(tmp_path
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await store.open()
         statement = ENDLESS + "SELECT n, 'as much text as makes the pipe run full many times over' FROM c LIMIT 20000"
-        with started("sql", "-d", store.database, "--csv", statement, stdout=subprocess.PIPE) as process:
+        with started("sql", "-d", store.database, "--csv", statement) as process:
             assert process.stdout is not None
             # Somebody reads the first line, and then goes for lunch with a full pipe.
             assert process.stdout.readline().startswith(b"n,")
@@ -287,14 +304,6 @@ async def test_a_person_who_pages_through_a_result_does_not_pin_the_log(tmp_path
             lines = process.stdout.read().splitlines()
             assert process.wait(timeout=30) == 0
         assert len(lines) == 20_000
-
-
-def open_files(pid: int) -> list[str]:
-    links = []
-    for link in descriptors(pid):
-        with contextlib.suppress(OSError):
-            links.append(os.readlink(link))
-    return links
 
 
 def test_a_narrow_terminal_gets_blocks(database: Path) -> None:

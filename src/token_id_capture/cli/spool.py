@@ -39,8 +39,8 @@ class Spool:
         self._thread = threading.Thread(target=self._pump, name="tokcap-output", daemon=True)
 
     @property
-    def reader_has_left(self) -> bool:
-        """Whether writing has failed, as on a pipe that was closed."""
+    def failed(self) -> bool:
+        """Whether writing has failed, as on a pipe whose reader has left."""
         return self._error is not None
 
     def write(self, data: bytes) -> None:
@@ -65,7 +65,11 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until the reader has taken everything; after an error only give up what is left."""
+        """Wait until the reader has taken everything, unless Ctrl-C ended the block.
+
+        Raises:
+            OSError: writing failed; that is also why a block was interrupted that asked ``failed``.
+        """
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -73,8 +77,8 @@ class Spool:
             return
         self._thread.join()
         self._waiting.close()
-        if self._error is not None and kind is None:
-            raise self._error
+        if self._error is not None and (kind is None or issubclass(kind, InterruptedError)):
+            raise self._error from error
 
     def _pump(self) -> None:
         while chunk := self._next():

@@ -37,16 +37,18 @@ def sql(
     present = result_formats.as_json if json else result_formats.as_csv if csv else result_formats.as_table
     text = _from_stdin() if statement == STDIN else statement
     sys.stdout.flush()
-    with (
-        Spool(sys.stdout.fileno()) as spool,
-        sql_reader(database_file(database), lambda: spool.reader_has_left) as reader,
-    ):
-        try:
-            with reader.query(text) as (columns, pages):
-                for piece in present(columns, pages):
-                    spool.write(piece.encode())
-        except InterruptedError:
-            raise BrokenPipeError from None
+    try:
+        with (
+            Spool(sys.stdout.fileno()) as spool,
+            sql_reader(database_file(database), lambda: spool.failed) as reader,
+            reader.query(text) as (columns, pages),
+        ):
+            for piece in present(columns, pages):
+                spool.write(piece.encode())
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        fail(f"the result cannot be written: {error.strerror or error}")
 
 
 def _from_stdin() -> str:
