@@ -163,7 +163,8 @@ def _break_something(document: Any, numbers: Random) -> None:
         holder[key] = deepcopy(numbers.choice(ODD))
     elif action == 2:
         other, name = numbers.choice(places)
-        holder[key], other[name] = other[name], holder[key]
+        held, swapped = holder[key], other[name]
+        holder[key], other[name] = deepcopy(swapped), deepcopy(held)  # one may be inside the other
     elif action == 3 and isinstance(holder[key], list):
         holder[key] = holder[key] * 2
     elif action == 4 and isinstance(holder[key], list):

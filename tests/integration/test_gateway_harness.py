@@ -1,0 +1,197 @@
+"""What OpenCode really does, replayed: what is stored, refused, left open or marked, call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from harness import FOLDER, Exchange, ScenarioEngine, exchanges, with_token_ids
+from replay import Gateway, gateway, until
+
+from token_id_capture.builder import run_builder
+
+STORED, REFUSED, LOST, UNKNOWN = "stored", "refused", "lost_stream", "unknown_outcome"
+GOOD = [STORED, STORED, STORED, STORED]
+
+# What becomes of each call where the engine sends ids.
+OUTCOMES = {
+    "main-chat": GOOD,
+    "resume": [*GOOD, STORED],
+    "sub-agent": [*GOOD, STORED],
+    "ended-without-done": GOOD,
+    "http-400": [STORED, REFUSED],
+    "http-401": [STORED, REFUSED],
+    "http-429-always": [STORED, *[REFUSED] * 6],
+    "http-429-once": [STORED, REFUSED, *[STORED] * 3],
+    "http-500-always": [STORED, *[UNKNOWN] * 6],
+    "http-500-once": [STORED, UNKNOWN, *[STORED] * 3],
+    "title-500": [UNKNOWN, *GOOD],
+    "reset": [STORED, UNKNOWN, *[STORED] * 3],
+    "cut-always": [STORED, *[LOST] * 6],
+    "cut-early": [STORED, STORED, LOST, STORED, STORED],
+    "cut-mid": [STORED, STORED, LOST, STORED, STORED],
+    "ended-mid": [STORED, STORED, LOST, STORED],
+    "killed-mid-stream": [STORED, LOST],
+}
+# Of the stub's own replies, that have no ids; main-chat's carry three made-up ones for 42 tokens.
+PLAIN = {STORED: "no_token_ids"}
+
+
+async def played(gate: Gateway, calls: list[Exchange]) -> list[str]:
+    """Make the calls of a scenario as the harness made them; what became of each."""
+    engine = ScenarioEngine(calls)
+    gate.engine.handler = engine
+    outcomes = []
+    for number, call in enumerate(calls):
+        rollout = f"call-{number}"
+        if call.fault == "stall":
+            await _hangs_up(gate, call, rollout, engine)
+        else:
+            reply = await gate.post(call.path, call.body, rollout, **call.headers)
+            assert reply.status == (call.status or 502)
+            # Where the engine's reply ends properly but early, the client's must not look whole.
+            assert reply.whole == (call.fault not in ("cut", "cutclean"))
+        outcomes.append(await outcome(gate, rollout))
+    return outcomes
+
+
+async def _hangs_up(gate: Gateway, call: Exchange, rollout: str, engine: ScenarioEngine) -> None:
+    """Read as far as the harness read, and be killed."""
+    async with gate.session.post(gate.base(rollout) + call.path, data=call.body, headers=call.headers) as response:
+        for _ in range(7):
+            await response.content.readuntil(b"\n\n")
+        response.close()
+
+    async def marked() -> bool:
+        return bool(await gate.flags(rollout))
+
+    await until(marked)
+    engine.stalls_until.set()
+
+
+async def outcome(gate: Gateway, rollout: str) -> str:
+    detail = await gate.store.describe_rollout(rollout)
+    flags = [flag.reason for flag in detail.flags]
+    if detail.calls:
+        assert (detail.intents, flags) == ((), []), "stored, so neither open nor marked"
+        return STORED
+    (intent,) = detail.intents
+    if flags:
+        assert intent.outcome is None, "marked, so it stays open"
+        return flags[0]
+    assert intent.outcome == "refused"
+    return REFUSED
+
+
+def test_every_scenario_is_expected_to_end_somehow() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(OUTCOMES)
+
+
+@pytest.mark.parametrize("scenario", list(OUTCOMES))
+async def test_with_an_engine_that_sends_ids_each_call_is_stored_or_known_to_be_lost(
+    tmp_path: Path, scenario: str
+) -> None:
+    calls = [with_token_ids(call) for call in exchanges(scenario)]
+    async with gateway(tmp_path, engine="vllm", drain_seconds=0.2) as gate:
+        outcomes = await played(gate, calls)
+        assert outcomes == OUTCOMES[scenario]
+        for number, (call, became) in enumerate(zip(calls, outcomes, strict=True)):
+            snapshot = await gate.store.freeze(f"call-{number}")
+            assert snapshot.incomplete == (became in (LOST, UNKNOWN))
+            for entry in snapshot.entries:
+                assert len(entry.generation_token_ids) == 42
+                assert entry.model_extra is not None
+                sent = {"x-session-id", "x-parent-session-id"} & call.headers.keys()
+                assert entry.model_extra["session_headers"] == {name: call.headers[name] for name in sent}
+
+
+@pytest.mark.parametrize("scenario", list(OUTCOMES))
+async def test_with_an_engine_without_ids_the_harness_sees_its_replies_and_every_call_has_a_reason(
+    tmp_path: Path, scenario: str
+) -> None:
+    calls = exchanges(scenario)
+    mismatch = {STORED: "token_count_mismatch"} if scenario == "main-chat" else PLAIN
+    async with gateway(tmp_path, drain_seconds=0.2) as gate:
+        outcomes = await played(gate, calls)
+        assert outcomes == [mismatch.get(became, became) for became in OUTCOMES[scenario]]
+
+
+async def test_the_harness_gets_what_the_engine_sent_byte_for_byte(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as gate:
+        for scenario in ("cut-mid", "ended-mid", "http-500-once", "http-429-once", "sub-agent", "title-500"):
+            calls = exchanges(scenario)
+            gate.engine.handler = ScenarioEngine(calls)
+            for call in calls:
+                reply = await gate.post(call.path, call.body, scenario, **call.headers)
+                # The stub's chunks have none of the fields that the gateway adds.
+                assert reply.body == call.payload
+
+
+async def test_a_title_a_main_agent_and_its_sub_agent_are_told_apart_by_their_headers(tmp_path: Path) -> None:
+    calls = [with_token_ids(call) for call in exchanges("sub-agent")]
+    async with gateway(tmp_path, engine="vllm") as gate:
+        gate.engine.handler = ScenarioEngine(calls)
+        for call in calls:
+            await gate.post(call.path, call.body, "r1", **call.headers)
+        snapshot = await gate.store.freeze("r1")
+        assert not snapshot.incomplete
+        sessions = [(entry.model_extra or {})["session_headers"] for entry in snapshot.entries]
+        main = sessions[0]["x-session-id"]
+        assert [call.label for call in calls] == ["title", "main", "sub-agent", "sub-agent", "main"]
+        assert [session["x-session-id"] == main for session in sessions] == [True, True, False, False, True]
+        assert [session.get("x-parent-session-id") for session in sessions] == [None, None, main, main, None]
+        # Title, main and sub-agent begin anew, so the rollout has several roots, and is not delivered as one.
+        assert run_builder(snapshot.entries).notes.roots > 1
+
+
+async def test_a_call_that_is_retried_after_a_break_is_stored_once_and_its_rollout_stays_masked(
+    tmp_path: Path,
+) -> None:
+    calls = [with_token_ids(call) for call in exchanges("cut-mid")]
+    async with gateway(tmp_path, engine="vllm") as gate:
+        gate.engine.handler = ScenarioEngine(calls)
+        for call in calls:
+            await gate.post(call.path, call.body, "r1", **call.headers)
+        detail = await gate.store.describe_rollout("r1")
+        assert len(detail.calls) == 4
+        assert [intent.outcome for intent in detail.intents] == [None]
+        assert [flag.reason for flag in detail.flags] == ["lost_stream"]
+        assert calls[2].body == calls[3].body, "OpenCode repeats the same bytes"
+        assert (await gate.store.freeze("r1")).incomplete
+
+
+async def test_the_engine_may_finish_what_a_killed_harness_began(tmp_path: Path) -> None:
+    first, broken = (with_token_ids(call) for call in exchanges("killed-mid-stream"))
+    whole = with_token_ids(exchanges("main-chat")[1])
+    async with gateway(tmp_path, engine="vllm") as gate:
+        go_on = asyncio.Event()
+        head, rest = whole.payload[: len(whole.payload) // 2], whole.payload[len(whole.payload) // 2 :]
+
+        async def handler(request: object) -> object:
+            from aiohttp import web
+
+            assert isinstance(request, web.Request)
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(head)
+            await go_on.wait()
+            await response.write(rest)
+            await response.write_eof()
+            return response
+
+        gate.engine.handler = handler  # type: ignore[assignment]
+        async with gate.session.post(gate.base() + broken.path, data=broken.body, headers=broken.headers) as response:
+            await response.content.readuntil(b"\n\n")
+            response.close()
+        go_on.set()
+
+        async def stored() -> bool:
+            return len(await gate.store.read_entries("r1")) == 1
+
+        await until(stored)
+        entry = await gate.entry()
+        assert len(entry.generation_token_ids) == 42
+        assert json.loads(first.body)["messages"]
+        assert not (await gate.store.freeze("r1")).incomplete
