@@ -14,7 +14,7 @@ import pytest
 from many_rollouts import database_with
 from terminal import on_terminal
 
-from conftest import RunInstalled, RunTokcap, clean_environment
+from commands import RunInstalled, RunTokcap, clean_environment
 from token_id_capture import reasons
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.explanation.remedies import REMEDIES, SENTENCES

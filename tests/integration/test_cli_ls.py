@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from many_rollouts import database_with
 
-from conftest import TOKCAP, RunTokcap, clean_environment
+from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import RolloutFilter, TokenCaptureStore
 from token_id_capture.store.engine import reading_engine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from many_rollouts import database_with
 
-from conftest import RunInstalled, RunTokcap, clean_environment
+from commands import RunInstalled, RunTokcap, clean_environment
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 
