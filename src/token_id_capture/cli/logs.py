@@ -7,6 +7,7 @@ replies are never logged, and of a foreign exception whose message may quote a v
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import traceback
@@ -14,8 +15,6 @@ import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, TextIO
-
-import orjson
 
 from token_id_capture.cli.common import LogFormat, printable
 from token_id_capture.errors import TokenCaptureError
@@ -87,7 +86,8 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1] is not None:
             line["traceback"] = "\n".join(_told(record.exc_info[1]))
-        return orjson.dumps(line, default=str).decode()
+        # Not orjson, which refuses a lone surrogate; the log must take whatever came.
+        return json.dumps(line, default=str)
 
 
 def _told(error: BaseException | None) -> Iterator[str]:
