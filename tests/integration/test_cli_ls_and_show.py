@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
-import pty
 import sqlite3
 import subprocess
 from pathlib import Path
 
 import pytest
+from terminal import on_terminal
 
-from commands import TOKCAP, RunInstalled, RunTokcap, clean_environment
+from commands import TOKCAP, RunInstalled, RunTokcap
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
@@ -80,29 +80,6 @@ def test_ls_goes_through_a_long_list_page_by_page(tokcap: RunTokcap, database: P
     rest = tokcap("ls", "-d", database, "--json", "--limit", 2, "--after", "math-1")
     assert [rollout["rollout_id"] for rollout in json.loads(rest.stdout)] == ["other"]
     assert rest.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        (["--state", "frozen"], ["math-0"]),
-        (["--state", "retired"], []),
-        (["--incomplete"], ["math-1"]),
-        (["--masked"], []),
-        (["--model", "policy", "--state", "open"], ["other"]),
-        (["--since", "1h"], ["math-0", "math-1", "other"]),
-        (["--since", "0s"], []),
-    ],
-)
-def test_ls_filters(tokcap: RunTokcap, database: Path, options: list[str], found: list[str]) -> None:
-    listed = json.loads(tokcap("ls", "-d", database, "--json", *options).stdout)
-    assert [rollout["rollout_id"] for rollout in listed] == found
-
-
-def test_a_duration_that_is_none_is_one_line(tokcap: RunTokcap, database: Path) -> None:
-    refused = tokcap("ls", "-d", database, "--since", "yesterday")
-    assert refused.returncode == 2
-    assert "--since" in one_line(refused.stderr)
 
 
 def test_ls_of_an_empty_database_shows_its_header(tokcap: RunTokcap, tmp_path: Path) -> None:
@@ -221,22 +198,6 @@ def test_a_closed_standard_output_gets_no_traceback(database: Path) -> None:
     shell = f'exec "{TOKCAP}" ls -d "{database}" >&-'
     left = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, timeout=60, check=False)
     assert (left.returncode, left.stderr) == (0, b"")
-
-
-def on_terminal(columns: int, *arguments: object) -> str:
-    """What the command writes to a terminal of this width."""
-    leader, follower = pty.openpty()
-    try:
-        subprocess.run(["stty", "cols", str(columns)], stdin=follower, check=True)
-        command = [TOKCAP, *map(str, arguments)]
-        finished = subprocess.run(
-            command, stdin=follower, stdout=follower, stderr=follower, env=clean_environment(), timeout=60, check=True
-        )
-        assert finished.returncode == 0
-        return os.read(leader, 1 << 16).decode().replace("\r\n", "\n")
-    finally:
-        os.close(leader)
-        os.close(follower)
 
 
 def test_a_wide_terminal_gets_columns_without_colours(database: Path) -> None:
