@@ -19,6 +19,7 @@ from spoken import WAYS, Spoken, Way
 from token_id_capture.server.engines import make_engine
 from token_id_capture.testing.replay import Recording, Replayed, in_chunks, replay, whole
 
+_NATIVE = "completion_probabilities"
 NOT_A_NUMBER = "<NaN>"
 
 # Odd values of every type. Strings become no ids, but for one that spells an id.
@@ -97,7 +98,7 @@ def check(recording: Recording, done: Replayed) -> str:
     assert done.open == bool(done.marks), "the intent is not what the outcome is"
     if done.marks:
         return done.marks[0].partition(":")[0]
-    documents = list(_documents(recording.payload))
+    documents = list(_documents(recording))
     counted = _counted(documents)
     generated = 0
     for entry in done.entries:
@@ -184,12 +185,14 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(value[key])
 
 
-def _documents(payload: bytes) -> Iterator[Any]:
-    for line in payload.splitlines() if payload.startswith((b"data:", b"event:", b"\n")) else [payload]:
-        try:
+def _documents(recording: Recording) -> Iterator[Any]:
+    """The reply, or the chunks of a stream up to its end."""
+    streams = recording.content_type.startswith("text/event-stream")
+    for line in recording.payload.splitlines() if streams else [recording.payload]:
+        if line == b"data: [DONE]":
+            return
+        with suppress(orjson.JSONDecodeError):
             yield orjson.loads(line.removeprefix(b"data: "))
-        except orjson.JSONDecodeError:
-            continue
 
 
 def _counted(documents: list[Any]) -> int | None:
@@ -207,17 +210,22 @@ def _counted(documents: list[Any]) -> int | None:
     return count
 
 
-def _named(value: Any) -> Iterator[list[Any]]:
-    """The ids that whole lists of log probabilities name."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        if key == "output_token_logprobs" and isinstance(inner, list):
-            yield [pair[1] if isinstance(pair, list) and len(pair) > 1 else None for pair in inner]
-        elif key in ("content", "completion_probabilities") and isinstance(inner, list) and inner:
-            ids = [entry.get("token_id", entry.get("id")) if isinstance(entry, dict) else None for entry in inner]
-            if any(token is not None for token in ids):
-                yield ids
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _named(inner)
+def _named(reply: Any) -> Iterator[list[Any]]:
+    """The ids that the log probabilities of a whole reply name, wherever an engine has them."""
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    for holder in [reply, *(choices if isinstance(choices, list) else ())]:
+        if not isinstance(holder, dict):
+            continue
+        meta, entries = holder.get("meta_info"), holder.get("logprobs")
+        pairs = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
+        if isinstance(pairs, list):
+            yield [pair[1] if isinstance(pair, list) and len(pair) > 1 else None for pair in pairs]
+        for listed in (entries.get("content") if isinstance(entries, dict) else None, holder.get(_NATIVE)):
+            if not isinstance(listed, list):
+                continue
+            named = [entry.get("token_id", entry.get("id")) if isinstance(entry, dict) else None for entry in listed]
+            if any(token is not None for token in named):
+                yield named
 
 
 def _numbers(value: Any) -> Iterator[int]:

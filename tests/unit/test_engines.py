@@ -66,6 +66,7 @@ async def test_the_client_sees_the_reply_and_not_what_was_added_to_it(way: Way) 
         options=way.options,
     )
     assert done.reply.whole
+    assert bool(orjson.loads(done.sent[0][1]).get("stream")) == isinstance(way.reply(Spoken()), bytes)
     shown = parts(done.reply.body)
     for hidden in (b"response_token_ids", b"meta_info", b"input_ids", b"sglext_ids", b"generation_", b"token_id:"):
         if way.path != "/generate":

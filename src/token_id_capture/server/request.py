@@ -72,7 +72,7 @@ class CallBody:
         if self.stream_upstream and self.endpoint is not Endpoint.GENERATE:
             known = options if isinstance(options, Mapping) else {}
             fields["stream_options"] = {**known, "include_usage": True}
-        elif self.streams:
+        elif self.streams and not self.stream_upstream:
             fields["stream"] = False
             if options is not None:
                 fields["stream_options"] = None  # without a stream they are refused

@@ -58,7 +58,9 @@ class StreamedReply:
 
     async def run(self, limit: HangUpLimit) -> None:
         """Serve the stream to its end, or break the client's connection as the engine's broke."""
-        await self._client.start(self._reply.status, self._reply.headers)
+        # What is hidden makes it shorter, should the engine have said how long it is.
+        headers = [(name, value) for name, value in self._reply.headers if name.lower() != b"content-length"]
+        await self._client.start(self._reply.status, headers)
         problem = "neither [DONE] nor the token count came"
         try:
             await self._pass_on()
