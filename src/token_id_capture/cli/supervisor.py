@@ -32,6 +32,7 @@ _BACKLOG = 2048
 # Clients keep idle connections longer than uvicorn's five seconds; one that is closed under them
 # costs them a call.
 _KEEP_ALIVE_SECONDS = 120
+_TICK_SECONDS = 0.5
 _CLOSE_SECONDS = 10
 """How long a worker may take to close its store after its last call, before it is killed."""
 
@@ -89,12 +90,31 @@ class Supervisor(Multiprocess):
         for position, worker in enumerate(self.processes):
             if self.should_exit.is_set():
                 break
-            if not _answers(worker, self.config.timeout_worker_healthcheck):
+            if not self._answers(worker):
                 self._replace(position, worker)
         running = {worker.pid for worker in self.processes}
         for pid in self._counted - running:
             self._forget(pid)
         self._counted = running
+
+    def _answers(self, worker: Process) -> bool:
+        """Whether the worker lives and answers, or a signal is more urgent than to know.
+
+        Unlike uvicorn's own question this one notices a death while it waits.
+        """
+        deadline = time.monotonic() + self.config.timeout_worker_healthcheck
+        try:
+            worker.parent_conn.send(b"ping")
+            while not (ready := wait([worker.parent_conn, worker.process.sentinel], _TICK_SECONDS)):
+                if self.signal_queue:
+                    return True
+                if time.monotonic() > deadline:
+                    return False
+            if worker.parent_conn in ready:
+                worker.parent_conn.recv()
+        except (OSError, EOFError):
+            return False
+        return worker.process.is_alive()
 
     def _replace(self, position: int, worker: Process) -> None:
         worker.kill()
@@ -129,19 +149,6 @@ class Supervisor(Multiprocess):
 
         if pid is not None:
             forget_process(pid, self._metrics)
-
-
-def _answers(worker: Process, timeout: float) -> bool:
-    """Whether the worker lives and answers. Unlike uvicorn's own, this notices a death while it waits."""
-    try:
-        worker.parent_conn.send(b"ping")
-        ready = wait([worker.parent_conn, worker.process.sentinel], timeout)
-        if worker.parent_conn not in ready:
-            return False
-        worker.parent_conn.recv()
-    except (OSError, EOFError):
-        return False
-    return worker.process.is_alive()
 
 
 @contextlib.contextmanager
