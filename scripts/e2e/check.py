@@ -61,10 +61,10 @@ def _check_entry(entry: TokenEntry, said: Said, sampled: Sampled, findings: Find
         ("prompt ids", tuple(entry.prompt_token_ids), sampled.prompt),
         ("generated ids", tuple(entry.generation_token_ids), sampled.ids),
         ("log probabilities", tuple(entry.generation_log_probs), sampled.log_probs),
-        ("finish reason", entry.finish_reason, sampled.finish_reason),
+        ("finish reason", (entry.finish_reason,), (sampled.finish_reason,)),
     )
     for what, stored, sent in pairs:
-        findings.expect(stored == sent, what, f"{said.tag}: stored {stored}, the engine sent {sent}")
+        findings.expect_same(stored, sent, what, f"{said.tag}: stored what the engine did not send")
     findings.counts["entry_tokens"] += len(sampled.ids)
 
 
@@ -108,9 +108,7 @@ def check_rows(verdicts: Mapping[str, Verdict], rows: Sequence[Json], findings: 
         wanted = ", ".join(sorted(verdict.reasons))
         if findings.expect(not verdict.reasons, "verdict", f"{row['rollout_id']}: delivered, not masked for {wanted}"):
             for name in ("token_ids", "loss_mask", "log_probs"):
-                known = getattr(verdict, name)
-                same = tuple(row[name]) == known
-                findings.expect(same, f"row's {name}", f"{row['rollout_id']}: {row[name]}, not {known}")
+                findings.expect_same(row[name], getattr(verdict, name), f"row's {name}", row["rollout_id"])
 
 
 async def check_scores(engine: Engine, session: aiohttp.ClientSession, url: str, row: Json, findings: Findings) -> None:

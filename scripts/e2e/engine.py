@@ -26,6 +26,8 @@ class Engine(Dialect, Protocol):
     """What a person calls it."""
     option: str
     """What ``tokcap serve --engine`` calls it."""
+    gateway_options: tuple[str, ...]
+    """What else ``tokcap serve`` must be told for it."""
     tolerance: float
     """The largest difference of a log probability that different summation orders may make."""
     kinds: tuple[Kind, ...]

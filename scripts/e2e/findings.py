@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,15 @@ class Findings:
         if not kept:
             self.mismatches.append((what, particulars))
         return kept
+
+    def expect_same(self, found: Sequence[object], wanted: Sequence[object], what: str, where: str) -> None:
+        """Note a mismatch, with the first place of it, unless the items are equal."""
+        if len(found) != len(wanted):
+            self.expect(False, what, f"{where}: {len(found)} items, not {len(wanted)}")
+        for at, (one, other) in enumerate(zip(found, wanted, strict=False)):
+            if one != other:
+                self.expect(False, what, f"{where}: item {at} of {len(found)} is {one!r}, not {other!r}")
+                return
 
     def as_dict(self) -> dict[str, Any]:
         """All JSON. Differences are of a row's log probability from the engine's new one, and from the reference's."""

@@ -39,7 +39,7 @@ async def gateway_started(engine: Engine, tap: Tap, database: Path, workers: int
     """``tokcap serve`` in front of the tap; it gives the gateway's address."""
     command: list[str | Path] = [
         *TOKCAP, "serve", "--upstream", f"http://127.0.0.1:{tap.port}/v1", "--engine", engine.option,
-        "--database", database, "--port", "0", "--workers", str(workers),
+        "--database", database, "--port", "0", "--workers", str(workers), *engine.gateway_options,
     ]  # fmt: skip
     environment = {"TOKCAP_DRAIN_SECONDS": str(DRAIN_SECONDS), "TOKCAP_LOG_PROBS_MODE": "raw_logprobs"}
     async with running("tokcap serve", command, log, environment) as server:

@@ -42,6 +42,7 @@ class Vllm:
 
     name = f"vLLM {VERSION}"
     option = "vllm"
+    gateway_options = ()
     kinds = tuple(Kind)
     acts = tuple(Act)
     sampling: Mapping[str, Any] = {"temperature": 1}
