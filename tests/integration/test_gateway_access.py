@@ -17,6 +17,7 @@ from aiohttp import web
 from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
 from replay import Gateway, gateway, stream, until
 
+from token_id_capture.server.metrics import OUTCOMES
 from token_id_capture.server.readiness import Readiness
 from token_id_capture.store import TokenCaptureStore
 
@@ -289,3 +290,12 @@ async def test_what_became_of_calls_is_counted_under_bounded_labels(tmp_path: Pa
             return await metric(gate, "tokcap_event_loop_lag_seconds_count") > 0
 
         await until(looked)
+
+
+async def test_every_number_and_outcome_is_documented(gate: Gateway) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operation.md").read_text("utf-8")
+    text = (await gate.request("GET", gate.url + "/metrics", headers={"x-api-key": KEY})).body.decode()
+    described = set(re.findall(r"`(tokcap_\w+)`", page))
+    # Outside of tokcap serve, prometheus_client also tells when each counter was made.
+    assert {name for name in re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE) if "_created" not in name} == described
+    assert re.findall(r"^\| `(\w+)` \| [^|]+\|$", page.partition("| `outcome` |")[2], re.MULTILINE) == list(OUTCOMES)

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ import served
 from replay import serving, until
 
 from token_id_capture.server.app import create_app
+from token_id_capture.server.request import Streaming
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.engine import BrokenReply, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.serving import serve_engine
@@ -148,29 +149,39 @@ def assert_every_call_is_accounted_for(database: Path) -> None:
         assert captured > 0
 
 
+@contextlib.asynccontextmanager
+async def gateway(
+    upstream: str, database: Path, *, streaming: Streaming
+) -> AsyncIterator[tuple[str, Callable[[], int]]]:
+    """A gateway in this process: its address, and how many connections to the engine it has, idle or not."""
+    app = create_app(upstream, TokenCaptureStore(database), drain_seconds=DRAIN_SECONDS, streaming=streaming)
+    async with serving(app) as (url, _):
+        async with aiohttp.ClientSession() as session, session.get(url + "/healthz") as reply:
+            assert reply.status == 200
+        connector = app._upstream._opened().connector  # type: ignore[attr-defined]
+        yield url, lambda: len(connector._acquired) + sum(map(len, connector._conns.values()))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
 async def test_after_a_thousand_hang_ups_all_is_as_it_was(tmp_path: Path) -> None:
-    store = TokenCaptureStore(tmp_path / "captures.db")
     engine = PolicyEngine(seconds_per_token=0.001, on_call=fail_sometimes)
-    async with serve_engine(engine) as upstream:
-        app = create_app(upstream, store, drain_seconds=DRAIN_SECONDS)
-        async with serving(app) as (url, _):
-            async with aiohttp.ClientSession() as session, session.get(url + "/healthz") as reply:
-                assert reply.status == 200
-            connector = app._upstream._opened().connector  # type: ignore[attr-defined]
-            files, tasks = await at_rest(), asyncio.all_tasks()
-            await HangingUp(url, seed=1).run(1000)
-            assert len(engine.calls) > 300
+    async with (
+        serve_engine(engine) as upstream,
+        gateway(upstream, tmp_path / "captures.db", streaming="auto") as (passing, pool),
+        gateway(upstream, tmp_path / "captures.db", streaming="never") as (synthesising, other_pool),
+    ):
+        files, tasks = await at_rest(), asyncio.all_tasks()
+        await asyncio.gather(HangingUp(passing, seed=1).run(700), HangingUp(synthesising, seed=2).run(300))
+        assert len(engine.calls) > 300
 
-            async def as_before() -> bool:
-                pool = connector._conns or connector._acquired
-                return not pool and asyncio.all_tasks() == tasks and open_files() == files
+        async def as_before() -> bool:
+            return not (pool() or other_pool()) and asyncio.all_tasks() == tasks and open_files() == files
 
-            with contextlib.suppress(TimeoutError):
-                await until(as_before, 30)
-            assert (connector._acquired, dict(connector._conns)) == (set(), {})
-            assert asyncio.all_tasks() == tasks
-            assert open_files() == files
+        with contextlib.suppress(TimeoutError):
+            await until(as_before, 30)
+        assert (pool(), other_pool()) == (0, 0)
+        assert asyncio.all_tasks() == tasks
+        assert open_files() == files
     assert_every_call_is_accounted_for(tmp_path / "captures.db")
 
 

@@ -46,6 +46,8 @@ def run_server(listener: socket.socket, workers: int, shutdown_seconds: int, log
     # Of a program that started this one; the workers' numbers are not its own.
     os.environ.pop(METRICS_VARIABLE, None)
     os.environ.pop(METRICS_VARIABLE.lower(), None)
+    # When a counter was made is of no use, and is not told where there are several workers.
+    os.environ["PROMETHEUS_DISABLE_CREATED_SERIES"] = "true"
     config = uvicorn.Config(
         _WORKER_APP,
         factory=True,
