@@ -231,6 +231,27 @@ async def test_a_generate_call_streams_the_entry_that_it_gives_whole() -> None:
         assert contents[0] == contents[1], folder
 
 
+@pytest.mark.parametrize("engine", ["vllm", "auto"])
+async def test_what_litellm_makes_of_vllms_reply_is_captured_as_far_as_it_passes_it_on(engine: str) -> None:
+    (direct,) = (await once("vllm-0.32.0", "12c-tools-auto-text-and-call")).content()
+    outcomes = {}
+    for recording in load_recordings(FOLDERS / "litellm-1.110.2"):
+        done = await assert_replays(recording, lambda: make_engine(engine))
+        outcomes[recording.name] = done.marks or len(done.entries)
+        for content in done.content():
+            for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+                assert content[name] == direct[name], recording.name
+            assert content["output_items"][0]["content"] == direct["output_items"][0]["content"]
+            assert "provider_specific_fields" not in content["output_items"][0]
+    assert outcomes == {
+        "openai-chat": 1,
+        "openai-chat-stream": 1,
+        "hosted_vllm-chat": 1,
+        # That provider drops the prompt's ids from streams; tokcap check says so, and asks for whole replies.
+        "hosted_vllm-chat-stream": ("no_token_ids: choice 0 has no prompt token ids",),
+    }
+
+
 class ShoutingEngine(VllmEngine):
     """A strategy from outside: a server that names the ids in its own way."""
 

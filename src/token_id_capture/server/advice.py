@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
-# Engine (or any), a part of the mode, the reason, a part of the particulars: the first that fits is told.
+# Engine (or any), a part of the mode, the reason, a pattern of the particulars: the first that fits is told.
 _RULES: Final[Iterable[tuple[str, str, str, str, str]]] = (
     ("", "", "", "HTTP 401", "give the engine's key: --upstream-api-key-file"),
     ("", "", "", "HTTP 403", "give the engine's key: --upstream-api-key-file"),
@@ -22,7 +23,7 @@ _RULES: Final[Iterable[tuple[str, str, str, str, str]]] = (
         "llama-cpp",
         "",
         "no_token_ids",
-        "no prompt token ids",
+        "has no prompt token ids$",
         "allow two more requests a call to its tokenizer: --tokenize-prompts",
     ),
     (
@@ -45,7 +46,7 @@ _RULES: Final[Iterable[tuple[str, str, str, str, str]]] = (
         "",
         "streamed",
         "no_token_ids",
-        "no prompt token ids",
+        "has no prompt token ids$",
         "a proxy in between drops them in streams: --streaming never",
     ),
     (
@@ -87,7 +88,7 @@ def advice(engine: str, mode: str, reason: str, detail: str) -> str:
     ``reason`` is one of ``reasons``, empty for a call that the engine refused; ``detail`` its particulars.
     """
     for of_engine, in_mode, of_reason, in_detail, text in _RULES:
-        applies = of_engine in ("", engine) and in_mode in mode and in_detail in detail
+        applies = of_engine in ("", engine) and in_mode in mode and re.search(in_detail, detail)
         if applies and of_reason == reason:
             return text
     return ""
