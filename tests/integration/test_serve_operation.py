@@ -34,9 +34,9 @@ async def engine() -> AsyncIterator[ReplayEngine]:
         yield running
 
 
-def key_file(directory: Path, content: str | bytes, mode: int = 0o600) -> Path:
+def key_file(directory: Path, content: str, mode: int = 0o600) -> Path:
     path = directory / f"key-{len(list(directory.iterdir()))}"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.write_text(content)
     path.chmod(mode)
     return path
 
@@ -44,32 +44,19 @@ def key_file(directory: Path, content: str | bytes, mode: int = 0o600) -> Path:
 def test_what_would_be_unsafe_is_one_line_and_exit_code_2(tokcap: RunTokcap, tmp_path: Path) -> None:
     serve = ("serve", "-u", "http://127.0.0.1:9", "-d", tmp_path / "new.db", "--port", 0, "--no-check")
     missing = tmp_path / "missing"
-    good = key_file(tmp_path, KEY)
-    one_key = "must hold one key: printable ASCII without spaces, on one line"
+    good, empty = key_file(tmp_path, KEY), key_file(tmp_path, "\n")
     for arguments, beginning in (
         (("--host", "0.0.0.0"), "0.0.0.0 can be reached from other machines: give --api-key-file, or --insecure"),
-        (("--host", "::"), ":: can be reached from other machines"),
-        (("--host", "0.0.0.0", "--upstream-api-key-file", good), "0.0.0.0 can be reached from other machines"),
-        (("--api-key-file", missing), f"cannot read the key file {missing}: No such file or directory"),
-        (("--api-key-file", tmp_path), f"cannot read the key file {tmp_path}: Is a directory"),
-        *(
-            (("--api-key-file", empty), f"the key file {empty} is empty")
-            for empty in (key_file(tmp_path, ""), key_file(tmp_path, " \n"))
-        ),
-        *(
-            (("--upstream-api-key-file", wrong), f"the key file {wrong} {one_key}")
-            for wrong in [key_file(tmp_path, text) for text in ("a\nb", "a b", "é", b"a\0b", "a" * 5000)]
-        ),
+        (("--host", "::", "--upstream-api-key-file", good), ":: can be reached from other machines"),
+        (("--host", "127.0.0.1", "--api-key-file", missing), f"cannot read the key file {missing}: No such file"),
+        (("--upstream-api-key-file", empty), f"the key file {empty} is empty"),
         (("-u", "http://user:hush@127.0.0.1:9"), "the upstream URL contains a user or password"),
-        (("--max-concurrent-calls", "-1"), None),
-        (("--log-format", "xml"), None),
     ):
         done = tokcap(*serve, *arguments)
         assert done.returncode == 2, done.stderr
         assert done.stdout == ""
-        if beginning is not None:
-            assert done.stderr.startswith(f"tokcap: {beginning}"), done.stderr
-            assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"tokcap: {beginning}"), done.stderr
+        assert done.stderr.count("\n") == 1
         assert "hush" not in done.stderr
     assert not (tmp_path / "new.db").exists()
 
