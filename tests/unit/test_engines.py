@@ -186,6 +186,25 @@ async def test_a_stream_that_breaks_off_or_ends_early_is_lost(way: Way) -> None:
         assert (done.entries, done.open, done.reply.whole) == ((), True, False)
 
 
+@every_stream
+async def test_what_comes_after_the_end_is_no_part_of_the_reply_in_any_chunking(way: Way) -> None:
+    recording = way.recording(Spoken())
+    if b"[DONE]" not in recording.payload:
+        return
+    head, _, _ = recording.payload.rpartition(b"data: [DONE]")
+    first = head.split(b"\n\n")[1] + b"\n\n"
+    late = replace(recording, payload=recording.payload + first + b": bye")
+    early = replace(recording, payload=b"data: [DONE]\n\n" + head)
+    for cut in (lambda payload: [payload], bytewise, in_chunks(3, longest=40)):
+        usual, done = await replayed(way), await replayed(way, recording=late, cut=cut)
+        assert done.content() == usual.content()
+        assert done.reply.body.startswith(usual.reply.body)
+        assert done.reply.body.endswith(b": bye")
+        assert b'"token_ids":[' not in done.reply.body or way.path == "/inference/v1/generate"
+        done = await replayed(way, recording=early, cut=cut)
+        assert done.marks == ("no_token_ids: the reply has no choices",)
+
+
 @every_way
 async def test_a_call_that_the_engine_refuses_is_no_hole(way: Way) -> None:
     error = orjson.dumps({"error": {"message": "the context is too long", "code": 400}})

@@ -69,10 +69,12 @@ class StreamedReply:
             problem, whole = str(error), False
         limit.lift()
         await self._settle(problem)
-        await self._client.write(b"".join((*self._held, self._parser.rest)))
+        await self._client.write(b"".join(self._held))
         if whole:
             await self._pass_tail()
-        # Else the reply stays unfinished, which breaks the connection: it must not look whole.
+        else:
+            # The reply stays unfinished, which breaks the connection: it must not look whole.
+            await self._client.write(self._parser.rest)
 
     @property
     def _complete(self) -> bool:
@@ -115,19 +117,17 @@ class StreamedReply:
         if data == DONE:
             self._done = self._holding = True
             return event.raw
-        try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            chunk = None
-        if not isinstance(chunk, dict):
-            self._unreadable += 1
+        chunk = _object(data)
+        if chunk is None:
+            self._unreadable += not self._done
             return event.raw
-        if chunk.get("error") is not None and not chunk.get("choices"):
-            self._error = self._error or _error_message(chunk["error"])
-            self._holding = True
-            return event.raw
-        self._collect(chunk)
-        self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
+        if not self._done:  # what comes after the end is no part of the reply
+            if chunk.get("error") is not None and not chunk.get("choices"):
+                self._error = self._error or _error_message(chunk["error"])
+                self._holding = True
+                return event.raw
+            self._collect(chunk)
+            self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
         return self._view.event(event, chunk)
 
     def _collect(self, chunk: Mapping[str, Any]) -> None:
@@ -145,10 +145,18 @@ class StreamedReply:
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
                 while chunk := await self._reply.next_chunk():
-                    await self._client.write(chunk)
+                    await self._client.write(b"".join(map(self._take, self._parser.feed(chunk))))
         except (TimeoutError, UpstreamError):
             pass  # the call is whole and stored; how the connection ends is of no matter
-        await self._client.finish()
+        await self._client.finish(self._parser.rest)
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        parsed = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _error_message(error: Any) -> str:
