@@ -36,7 +36,7 @@ _PATIENCE = aiohttp.ClientTimeout(total=300)
 
 @dataclass
 class Attempt:
-    """One request of an agent, and what came back. ``choice`` is the one that the agent went on with."""
+    """One request of an agent, and what came back."""
 
     tag: str
     rollout_id: str
@@ -47,8 +47,6 @@ class Attempt:
     status: int = 0
     body: bytes = b""
     hung_up: bool = False
-    accepted: bool = False
-    choice: int = 0
 
 
 class Dialect(Protocol):
@@ -114,10 +112,9 @@ class Agent:
         if attempt.status != 200:
             self.problems.append(f"{attempt.tag}: HTTP {attempt.status}: {attempt.body[:200]!r}")
             return None
-        attempt.accepted = True
-        attempt.choice = 1 if turn.act is Act.TWO_CHOICES else 0
+        choice = 1 if turn.act is Act.TWO_CHOICES else 0
         parts = parts_of(attempt.body, attempt.streamed)
-        return _Answer(messages_of(parts)[attempt.choice], parts, attempt.choice)
+        return _Answer(messages_of(parts)[choice], parts, choice)
 
     async def _call(
         self,
@@ -148,9 +145,9 @@ class Agent:
                 attempt.status = reply.status
                 await _read(reply, attempt, events, until_finish)
         except TimeoutError:
+            attempt.hung_up = patience is not None
             if patience is None:
-                raise
-            attempt.hung_up = True
+                self.problems.append(f"{tag}: no whole reply in {_PATIENCE.total:.0f} s")
         except aiohttp.ClientError as error:
             self.problems.append(f"{tag}: the reply broke off: {error!r}")
         return attempt
@@ -183,6 +180,8 @@ async def _read(reply: aiohttp.ClientResponse, attempt: Attempt, events: int | N
 
 @dataclass(frozen=True)
 class _Answer:
+    """A reply that the conversation goes on with: its choice of that number, and all the parts it came in."""
+
     message: Json
     parts: list[Json]
     choice: int
