@@ -10,8 +10,9 @@ from typing import Any
 
 import orjson
 import pytest
-from commands import RunTokcap
 from replay import RECORDINGS, Gateway, Recording, gateway
+
+from commands import RunTokcap
 
 CHAINS = (
     *("chain-clean", "chain-clean-stream", "chain-clean-text"),
