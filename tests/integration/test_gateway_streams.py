@@ -321,7 +321,7 @@ async def test_a_hang_up_on_a_call_that_is_not_captured_stops_the_engine(gate: G
 
 
 async def test_a_server_that_stops_finishes_the_calls_in_flight(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as gate:
+    async with gateway(tmp_path, grace=60) as gate:
         sent = events(FIRST, delta([10]), delta([11], "stop"), usage(2))
         engine = stepped(gate, sent)
         async with gate.session.post(gate.base() + CHAT, json=STREAM) as response:
