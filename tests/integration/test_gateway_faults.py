@@ -14,6 +14,8 @@ from aiohttp import web
 from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
 from replay import Gateway, Recording, gateway, until
 
+from token_id_capture.store import TokenCaptureStore
+
 
 @pytest.fixture
 async def gate(tmp_path: Path) -> AsyncIterator[Gateway]:
@@ -380,3 +382,19 @@ async def test_an_engine_chosen_by_name_is_sent_only_its_own_fields(tmp_path: Pa
         await gate.post(CHAT, BODY)
         assert gate.engine.received[-1].json() == BODY
         assert [reason for reason, _ in await gate.flags()] == ["no_token_ids"]
+
+
+async def test_a_full_disk_costs_no_model_call_and_masks_the_rollout_until_there_is_room(tmp_path: Path) -> None:
+    store = TokenCaptureStore(tmp_path, free_space_floor=2**62)
+    async with gateway(tmp_path, store=store) as gate:
+        gate.engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
+        assert (await gate.post(CHAT, BODY)).status == 200
+        [(reason, detail)] = await gate.flags()
+        assert reason == "store_failed"
+        assert "StorageFullError" in detail
+        assert await gate.store.read_entries("r1") == ()
+        assert await masked(gate)
+    async with gateway(tmp_path) as gate:
+        gate.engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
+        assert (await gate.post(CHAT, BODY, rollout="r2")).status == 200
+        assert not await masked(gate, "r2")
