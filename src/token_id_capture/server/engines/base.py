@@ -154,18 +154,10 @@ class DeltaReader:
 
     def add(self, part: Any) -> Mapping[str, Any]:
         """Append the part's arrays; prompt ids come once, with the first part that has them."""
-        if not isinstance(part, Mapping):
+        if not isinstance(part, dict):
             return {}
         for index, new in self._read(part).items():
-            known = self._tokens.setdefault(index, ChoiceTokens())
-            for name in ("ids", "log_probs", "log_prob_ids", "texts"):
-                setattr(known, name, _extended(getattr(known, name), getattr(new, name)))
-            for name in ("prompt_ids", "problem"):
-                if getattr(known, name) is None:
-                    setattr(known, name, getattr(new, name))
-            for name in ("routed_experts", "weight_version", "weight_versions"):
-                if getattr(new, name) is not None:
-                    setattr(known, name, getattr(new, name))
+            _extend(self._tokens.setdefault(index, ChoiceTokens()), new)
         return part
 
     def tokens(self) -> dict[int, ChoiceTokens]:
@@ -173,10 +165,25 @@ class DeltaReader:
         return self._tokens
 
 
-def _extended(known: list[Any] | None, new: list[Any] | None) -> list[Any] | None:
+def _extend(known: ChoiceTokens, new: ChoiceTokens) -> None:
+    """Add what a further part says of a choice."""
+    known.ids = _joined(known.ids, new.ids)
+    known.log_probs = _joined(known.log_probs, new.log_probs)
+    known.log_prob_ids = _joined(known.log_prob_ids, new.log_prob_ids)
+    known.texts = _joined(known.texts, new.texts)
+    known.prompt_ids = known.prompt_ids if known.prompt_ids is not None else new.prompt_ids
+    known.problem = known.problem or new.problem
+    for name in ("routed_experts", "weight_version", "weight_versions"):
+        if getattr(new, name) is not None:
+            setattr(known, name, getattr(new, name))
+
+
+def _joined(known: list[Any] | None, new: list[Any] | None) -> list[Any] | None:
+    if new is None:
+        return known
     if known is None:
-        return None if new is None else list(new)
-    known.extend(new or ())
+        return list(new)  # the part's own list belongs to whoever else reads the part
+    known.extend(new)
     return known
 
 
@@ -184,7 +191,7 @@ def choices_of(reply: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any
     """The choices of a reply or chunk with their indices; what is no choice is passed over."""
     choices = reply.get("choices")
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
-        if isinstance(choice, Mapping):
+        if isinstance(choice, dict):
             index = choice.get("index")
             yield (index if type(index) is int else position), unwrapped(choice)
 
@@ -197,8 +204,8 @@ def unwrapped(holder: Mapping[str, Any]) -> Mapping[str, Any]:
     """A reply, choice or message with the members that LiteLLM moved aside, also from its message or delta."""
     moved: dict[str, Any] = {}
     for inner in (holder.get("delta"), holder.get("message"), holder):
-        fields = inner.get(PROVIDER_FIELDS) if isinstance(inner, Mapping) else None
-        if isinstance(fields, Mapping):
+        fields = inner.get(PROVIDER_FIELDS) if isinstance(inner, dict) else None
+        if isinstance(fields, dict):
             moved.update(fields)
     return {**moved, **{key: value for key, value in holder.items() if value is not None}} if moved else holder
 
@@ -210,8 +217,8 @@ def array(value: object) -> list[Any] | None:
 
 def entries_of(log_probs: object) -> list[Mapping[str, Any]] | None:
     """The entries of ``logprobs.content``; what is no object becomes an empty one."""
-    content = array(log_probs.get("content")) if isinstance(log_probs, Mapping) else None
-    return None if content is None else [entry if isinstance(entry, Mapping) else {} for entry in content]
+    content = array(log_probs.get("content")) if isinstance(log_probs, dict) else None
+    return None if content is None else [entry if isinstance(entry, dict) else {} for entry in content]
 
 
 def is_token_list(value: object) -> bool:

@@ -129,7 +129,7 @@ class _VllmReader(DeltaReader):
 
 def read_log_probs(tokens: ChoiceTokens, endpoint: Endpoint, log_probs: object) -> None:
     """Set what the log probabilities of a choice say: the numbers, and how they name their tokens."""
-    if endpoint is Endpoint.COMPLETIONS and isinstance(log_probs, Mapping) and "content" not in log_probs:
+    if endpoint is Endpoint.COMPLETIONS and isinstance(log_probs, dict) and "content" not in log_probs:
         tokens.log_probs, tokens.texts = array(log_probs.get("token_logprobs")), array(log_probs.get("tokens"))
         return
     entries = entries_of(log_probs)
