@@ -338,7 +338,7 @@ async def test_a_server_that_stops_finishes_the_calls_in_flight(tmp_path: Path) 
                 await writer.wait_closed()
                 return False
 
-            await until(refusing)
+            await until(refusing, 50.0)
             engine.step(len(sent))
             assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
         assert (await stored(gate))[0].generation_token_ids == [10, 11]
