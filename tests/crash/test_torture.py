@@ -21,20 +21,16 @@ def torture(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_processes_that_are_killed_again_and_again_lose_nothing(tmp_path: Path) -> None:
-    code, report = torture(tmp_path / "run", "--seconds", "5", "--writers", "3", "--coroutines", "100")
+    code, report = torture(tmp_path / "run", "--seconds", "4", "--writers", "3", "--coroutines", "100")
     assert (code, report["violations"]) == (0, [])
-    assert report["kills"] >= 5
+    assert report["kills"] >= 4
     assert report["put"] > 0
     assert (report["lost"], report["torn"]) == (0, 0)
 
 
-def test_every_kind_of_damage_would_be_found(tmp_path: Path) -> None:
+def test_every_kind_of_damage_would_be_found_and_a_lost_call_is_named(tmp_path: Path) -> None:
     code, report = torture(tmp_path / "run", "--self-test")
     assert (code, report["violations"]) == (0, [])
-
-
-def test_a_lost_call_is_named_and_ends_in_an_exit_code(tmp_path: Path) -> None:
-    assert torture(tmp_path / "run", "--self-test")[0] == 0
     with closing(sqlite3.connect(tmp_path / "run" / "token_captures.db", isolation_level=None)) as connection:
         rollout_id, call_id = connection.execute(
             "SELECT rollout_id, model_call_id FROM entries WHERE rollout_id = 'round0-0' ORDER BY rowid DESC"
