@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +18,9 @@ from spoken import SEEN_BY_AUTO, STREAM, WAYS, Spoken, Way, vllm_spelled
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server.captured import CaptureOptions
 from token_id_capture.server.engines import ENGINES, make_engine
+from token_id_capture.server.gateway import Gateway
+from token_id_capture.server.in_memory import MemorySink, call_in_memory
+from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.testing.replay import Recording, Replayed, assert_replays, bytewise, in_chunks, replay
 
 every_way = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
@@ -291,5 +297,36 @@ def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))
         assert body is not None
         body.decide_streaming(make_engine("vllm"), CaptureOptions(streaming=streaming).streaming)  # type: ignore[arg-type]
-        sent = orjson.loads(body.for_engine(make_engine("vllm")) or b"")
+        sent = orjson.loads(body.for_engine(make_engine("vllm"), orjson.dumps(STREAM)) or b"")
         assert (sent["stream"], sent["stream_options"]) == (asked, {"include_usage": True} if asked else None)
+
+
+async def test_a_long_prompt_is_not_kept_in_copies_while_its_answer_is_waited_for() -> None:
+    size = 8 * 2**20
+    way = WAYS["vllm-chat"]
+    recording = way.recording(Spoken())
+    kept: list[int] = []
+
+    class Engine:
+        status, headers, is_event_stream = 200, [(b"content-type", b"application/json")], False
+
+        @asynccontextmanager
+        async def open(self, scope: Any, body: bytes, *, plain: bool) -> AsyncIterator[Any]:
+            assert len(body) > size
+            body = b""
+            yield self
+
+        async def read(self) -> bytes:
+            kept.append(tracemalloc.get_traced_memory()[0])
+            return recording.payload
+
+    tracemalloc.start()
+    try:
+        gateway = TokenCaptureMiddleware(Gateway(Engine(), make_engine("vllm")), sink=MemorySink())
+        body = b'{"messages":[{"role":"user","content":"' + b"x" * size + b'"}]}'
+        reply = await call_in_memory(gateway, "POST", way.path, body)
+    finally:
+        tracemalloc.stop()
+    assert reply.status == 200
+    # The client's own text, and what the request says: neither the text as read nor as sent.
+    assert kept[0] < 2.2 * size

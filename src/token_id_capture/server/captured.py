@@ -69,7 +69,7 @@ class CapturedCall:
     ) -> None:
         self._client = client
         self._body = body
-        self._sent = sent
+        self._sent = [sent]  # taken out when it is sent
         self._engine = engine
         self._upstream = upstream
         self._options = options
@@ -91,7 +91,7 @@ class CapturedCall:
             await self._failed(error)
 
     async def _serve(self, limit: HangUpLimit) -> None:
-        async with self._upstream.open(self._client.scope, self._sent, plain=True) as reply:
+        async with self._upstream.open(self._client.scope, self._sent.pop(), plain=True) as reply:
             if not 200 <= reply.status < 300:
                 await self._not_served(reply, limit)
             elif reply.is_event_stream:

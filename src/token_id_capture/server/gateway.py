@@ -73,30 +73,27 @@ class Gateway:
             if await self._announced(client):
                 await self._relay(client, body, _Verdict(f"{scope['method']} {scope['path']}", intent=True))
         else:
-            await self._capture(client, body)
+            call = await self._captured_call(client, body)
+            del body  # a long prompt need not wait for its answer
+            if call is not None:
+                await call.run()
 
-    async def _capture(self, client: Client, raw: bytes) -> None:
+    async def _captured_call(self, client: Client, raw: bytes) -> CapturedCall | None:
+        """The call of a captured endpoint, announced; None if it was answered already."""
         body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
         if body is not None:
             body.decide_streaming(self._engine, self._options.streaming)
-        sent = None if body is None else body.for_engine(self._engine)
+        sent = None if body is None else body.for_engine(self._engine, raw)
         if body is None or sent is None:
             # The engine's own error is the answer. Should it be none, the call was not captured.
             await self._relay(client, raw, _Verdict("a body that is no JSON object", intent=False))
-            return
+            return None
         context = current_capture_context()
         if context is not None:
             context.model = body.model
-        if await self._announced(client):
-            call = CapturedCall(
-                client,
-                body,
-                sent,
-                engine=self._engine,
-                upstream=self._upstream,
-                options=self._options,
-            )
-            await call.run()
+        if not await self._announced(client):
+            return None
+        return CapturedCall(client, body, sent, engine=self._engine, upstream=self._upstream, options=self._options)
 
     async def _announced(self, client: Client) -> bool:
         """Register the intent; if that fails the call is not dispatched, and the client is told."""

@@ -21,13 +21,12 @@ _TRUE: Final = (True, "true", "True", "1")  # as engines that validate with pyda
 class CallBody:
     """A generation request: the client's object, and the engine's bytes made from it."""
 
-    def __init__(self, endpoint: Endpoint, raw: bytes, members: Mapping[str, Any]) -> None:
+    def __init__(self, endpoint: Endpoint, members: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
         self.members = members
         self.expected_choices = expected_choices(endpoint, members)
         self.streams = members.get("stream") in _TRUE
         self.stream_upstream = self.streams
-        self._raw = raw
 
     @classmethod
     def parse(cls, endpoint: Endpoint, raw: bytes) -> CallBody | None:
@@ -41,7 +40,7 @@ class CallBody:
                 members = json.loads(raw)
             except (ValueError, RecursionError):
                 return None
-        return cls(endpoint, raw, members) if isinstance(members, dict) else None
+        return cls(endpoint, members) if isinstance(members, dict) else None
 
     @property
     def model(self) -> str:
@@ -65,8 +64,8 @@ class CallBody:
         if self.streams and self.endpoint is not Endpoint.GENERATE and streaming != "always":
             self.stream_upstream = streaming == "auto" and engine.can_stream(self.endpoint, self.members)
 
-    def for_engine(self, engine: Engine) -> bytes | None:
-        """The client's text with the engine's fields set and all else as it was; None if it cannot be edited."""
+    def for_engine(self, engine: Engine, raw: bytes) -> bytes | None:
+        """The client's text ``raw`` with the engine's fields, all else as it was; None if it cannot be edited."""
         fields = engine.request_fields(self.endpoint, self.asked)
         options = self.members.get("stream_options")
         if self.stream_upstream and self.endpoint is not Endpoint.GENERATE:
@@ -76,19 +75,19 @@ class CallBody:
             fields["stream"] = False
             if options is not None:
                 fields["stream_options"] = None  # without a stream they are refused
-        return self._with({name: value for name, value in fields.items() if not self._has(name, value)})
+        return self._with(raw, {name: value for name, value in fields.items() if not self._has(name, value)})
 
-    def _with(self, changed: Mapping[str, Any]) -> bytes | None:
+    def _with(self, raw: bytes, changed: Mapping[str, Any]) -> bytes | None:
         if not changed:
-            return self._raw
-        encoding = json.detect_encoding(self._raw)
+            return raw
+        encoding = json.detect_encoding(raw)
         if encoding == "utf-8" and self.members and not self.members.keys() & changed.keys():
             # Nothing is replaced, so the long text in between need not be looked at, nor copied but once.
-            end = self._raw.rindex(b"}")
+            end = raw.rindex(b"}")
             added = orjson.dumps(changed)[1:]
-            return b"".join((memoryview(self._raw)[:end], b",", added, memoryview(self._raw)[end + 1 :]))
+            return b"".join((memoryview(raw)[:end], b",", added, memoryview(raw)[end + 1 :]))
         try:
-            text = set_members(self._raw.decode(encoding, "surrogatepass"), changed)
+            text = set_members(raw.decode(encoding, "surrogatepass"), changed)
         except ValueError:
             return None  # nested too deeply to be followed
         return text.encode(encoding, "surrogatepass")

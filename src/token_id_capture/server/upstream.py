@@ -135,6 +135,7 @@ class Upstream:
                 skip_auto_headers=_AUTOMATIC,
                 allow_redirects=False,
             )
+        body = b""  # a long prompt need not wait for its answer
         async with response:
             yield UpstreamReply(response, str(self.url))
 
