@@ -183,3 +183,15 @@ async def test_a_lock_that_another_program_keeps_is_named_and_the_store_goes_on_
             other.execute("ROLLBACK")
         await asyncio.wait_for(store.put(ENTRY), 10)
         assert await store.read_entries("first") == (ENTRY,)
+
+
+async def test_a_log_that_outlived_the_creation_of_its_database_does_not_pass_for_wal_mode(tmp_path: Path) -> None:
+    # What a loss of power can leave: the switch to WAL mode undone by the rollback journal, its log not.
+    with closing(sqlite3.connect(tmp_path / "captures.db", isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA page_size = {engine.PAGE_SIZE}")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute(f"PRAGMA application_id = {engine.APPLICATION_ID}")
+    (tmp_path / "captures.db-wal").write_bytes(bytes(32))
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await store.put(ENTRY)
+        assert await store.read_entries("first") == (ENTRY,)

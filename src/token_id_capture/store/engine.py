@@ -53,6 +53,13 @@ def create_file(path: Path) -> None:
     """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    _set_before_first_table(path)
+    # If a loss of power left a log beside a file that is not in WAL mode, the first connection takes
+    # it for one that is. It removes that log when it closes, and the second changes the file.
+    _set_before_first_table(path)
+
+
+def _set_before_first_table(path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
