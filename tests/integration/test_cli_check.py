@@ -220,3 +220,21 @@ async def test_serve_says_what_is_not_captured_and_starts(tmp_path: Path, engine
     engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
     async with serving(tmp_path / "captures.db", engine.url, "--check") as server:
         assert (await server.post(server.base() + CHAT))[0] == 200
+
+
+async def test_a_strategy_of_ones_own_is_named_from_where_it_lies(
+    tmp_path: Path, engine: ReplayEngine, tokcap: RunTokcap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_engine.py").write_text(
+        "from token_id_capture.server.engines.vllm import VllmEngine\n\n\nclass MyEngine(VllmEngine):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
+    done = await checked(tokcap, engine, "--engine", "my_engine:MyEngine", "--json")
+    assert outcomes(done)[0] == "captured"
+    assert json.loads(done.stdout)["engine"] == "my_engine:MyEngine"
+    async with serving(tmp_path / "captures.db", engine.url, "--engine", "my_engine:MyEngine", "--workers", "2") as one:
+        assert (await one.post(one.base() + CHAT))[0] == 200
+    done = await checked(tokcap, engine, "--engine", "my_engine:Nobody")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tokcap: engine 'my_engine:Nobody' could not be loaded: AttributeError")

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,10 +19,19 @@ from spoken import SEEN_BY_AUTO, STREAM, WAYS, Spoken, Way, vllm_spelled
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server.captured import CaptureOptions
 from token_id_capture.server.engines import ENGINES, make_engine
+from token_id_capture.server.engines.vllm import VllmEngine
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.middleware import TokenCaptureMiddleware
-from token_id_capture.testing.replay import Recording, Replayed, assert_replays, bytewise, in_chunks, replay
+from token_id_capture.testing.replay import (
+    RecordedEngine,
+    Recording,
+    Replayed,
+    assert_replays,
+    bytewise,
+    in_chunks,
+    replay,
+)
 
 every_way = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
 STREAMED = {name: way for name, way in WAYS.items() if isinstance(way.reply(Spoken()), bytes)}
@@ -287,6 +297,75 @@ def test_an_engine_is_found_by_its_name_by_a_class_or_not_at_all() -> None:
     ):
         with pytest.raises(ConfigurationError, match=problem):
             make_engine(name)
+
+
+@every_way
+@pytest.mark.parametrize("after", [0, 1])
+async def test_a_client_that_hangs_up_leaves_a_complete_call(way: Way, after: int) -> None:
+    sink, recorded = MemorySink(), RecordedEngine(way.recording(Spoken()), in_chunks(2, longest=90), way.answers)
+    app = TokenCaptureMiddleware(Gateway(recorded, make_engine(way.engine), options=way.options), sink=sink)
+    gone = asyncio.Event()
+    sent = 0
+
+    async def listening(scope: Any, receive: Any, send: Any) -> None:
+        """The application, for a client that leaves after so many messages of the reply."""
+
+        async def receive_or_leave() -> Any:
+            receiving, leaving = asyncio.ensure_future(receive()), asyncio.ensure_future(gone.wait())
+            done, pending = await asyncio.wait({receiving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            return receiving.result() if receiving in done else {"type": "http.disconnect"}
+
+        async def send_until_gone(message: Any) -> None:
+            nonlocal sent
+            sent += 1
+            if sent > after:
+                gone.set()
+                raise OSError("the client is gone")
+            await send(message)
+
+        if after == 0:
+            asyncio.get_running_loop().call_later(0, gone.set)
+        await app(scope, receive_or_leave, send_until_gone)
+        await send({"type": "http.response.start", "status": 499, "headers": []})
+
+    await call_in_memory(listening, "POST", way.path, orjson.dumps(way.request))
+    (entry,) = sink.entries
+    assert entry.generation_token_ids == Spoken().ids
+    assert (sink.marks, sink.open_calls) == ([], set())
+
+
+async def test_the_headers_that_are_stored_are_those_that_were_chosen() -> None:
+    way = WAYS["vllm-chat"]
+    headers = [(b"x-session-id", b"s1"), (b"x-agent", b"a7"), (b"authorization", b"Bearer k")]
+    for options, stored in (
+        (CaptureOptions(), {"x-session-id": "s1"}),
+        (CaptureOptions(session_headers=("x-agent",)), {"x-agent": "a7"}),
+        (CaptureOptions(session_headers=()), None),
+    ):
+        sink = MemorySink()
+        recorded = RecordedEngine(way.recording(Spoken()))
+        app = TokenCaptureMiddleware(Gateway(recorded, make_engine("vllm"), options=options), sink=sink)
+        await call_in_memory(app, "POST", way.path, orjson.dumps(way.request), headers)
+        assert (sink.entries[0].model_extra or {}).get("session_headers") == stored
+
+
+def test_a_package_can_register_an_engine_under_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "their_engine-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[token_id_capture.engines]\ntheirs = token_id_capture.server.engines.vllm:VllmEngine\nbroken = nobody:It\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(make_engine("theirs"), VllmEngine)
+    with pytest.raises(ConfigurationError, match="engine 'broken' could not be loaded: ModuleNotFoundError"):
+        make_engine("broken")
+    with pytest.raises(
+        ConfigurationError, match="choose one of auto, broken, llama-cpp, message, sglang, theirs, vllm"
+    ):
+        make_engine("other")
 
 
 def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:

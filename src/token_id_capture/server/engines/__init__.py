@@ -6,6 +6,8 @@ A name is one of ``ENGINES``, one that an installed package registered under the
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -56,4 +58,6 @@ def make_engine(name: str) -> Engine:
 
 def _class(target: str) -> Any:
     module, _, attribute = target.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a script of one's own, named from where it lies
     return getattr(import_module(module), attribute)
