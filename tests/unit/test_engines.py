@@ -299,6 +299,71 @@ def test_an_engine_is_found_by_its_name_by_a_class_or_not_at_all() -> None:
             make_engine(name)
 
 
+def several(spoken: list[Spoken]) -> list[dict[str, Any]]:
+    """What SGLang's /generate answers with n above 1."""
+    return [WAYS["sglang-generate"].reply(one) for one in spoken]
+
+
+async def test_an_array_of_replies_is_a_call_with_sibling_choices() -> None:
+    way = WAYS["sglang-generate"]
+    both = [Spoken(), Spoken(ids=[20, 21, 22], log_probs=[-1.0, -2.0, -3.0])]
+    recording = replace(way.recording(Spoken()), payload=orjson.dumps(several(both)))
+    done = await replayed(way, recording=recording)
+    first, second = sorted(done.entries, key=lambda entry: entry.model_call_id)
+    assert second.model_call_id == f"{first.model_call_id}.1"
+    assert (first.generation_token_ids, second.generation_token_ids) == ([10, 11, 12], [20, 21, 22])
+    assert second.generation_log_probs == [-1.0, -2.0, -3.0]
+    shown = orjson.loads(done.reply.body)
+    assert [list(reply) for reply in shown] == [["text", "output_ids", "meta_info"]] * 2
+    assert not any("logprob" in name for reply in shown for name in reply["meta_info"])
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_the_choices_of_a_generate_stream_are_told_apart_by_their_index(incremental: bool) -> None:
+    way = WAYS["sglang-generate-incremental" if incremental else "sglang-generate-cumulative"]
+    frames = []
+    for index, spoken in enumerate((Spoken(), Spoken(ids=[20, 21, 22], texts=["b", "y", "e"]))):
+        said: list[bytes] = way.reply(spoken).split(b"\n\n")[:-2]
+        frames.append([frame.replace(b'{"text"', b'{"index":%d,"text"' % index, 1) for frame in said])
+    mixed = [frame for pair in zip(*frames, strict=True) for frame in pair]
+    payload = b"\n\n".join([*mixed, b"data: [DONE]", b""])
+    request = orjson.dumps({**way.request, "sampling_params": {"n": 2}})
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=payload), request=request)
+    entries = sorted(done.entries, key=lambda entry: entry.model_call_id)
+    assert [entry.generation_token_ids for entry in entries] == [[10, 11, 12], [20, 21, 22]]
+    assert [entry.output_items[0]["content"] for entry in entries] == ["Hello", "bye"]
+
+
+async def test_a_generate_stream_that_contradicts_itself_is_refused() -> None:
+    way = WAYS["sglang-generate-incremental"]
+    frames = way.reply(Spoken()).split(b"\n\n")
+    # The second chunk is missing, so the third goes on from nowhere.
+    payload = b"\n\n".join([frames[0], *frames[2:]])
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=payload))
+    assert done.marks == ("invalid_tokens: choice 0: a chunk with 1 tokens after 1 makes 3",)
+    # An aborted call sends its last token once more, which is no further token.
+    again = b"\n\n".join([*frames[:3], frames[2], *frames[3:]])
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=again))
+    assert done.entries[0].generation_token_ids == [10, 11, 12]
+
+
+@pytest.mark.parametrize("name", ["vllm-chat", "vllm-completion", "sglang-chat", "message-chat"])
+async def test_two_choices_with_one_index_are_refused(name: str) -> None:
+    way = WAYS[name]
+    reply = way.reply(Spoken())
+    reply["choices"] *= 2
+    reply["usage"]["completion_tokens"] *= 2
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(reply)))
+    assert done.marks == ("invalid_tokens: two choices have the same index",)
+
+
+async def test_ids_that_sglang_names_twice_and_differently_are_refused() -> None:
+    way = WAYS["sglang-chat"]
+    reply = {**way.reply(Spoken()), "sglext": {"input_ids": [1, 2, 3], "output_ids": [[10, 11, 13]]}}
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(reply)))
+    assert done.marks == ("invalid_tokens: choice 0: the choice and sglext name different token ids",)
+
+
 @every_way
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_client_that_hangs_up_leaves_a_complete_call(way: Way, after: int) -> None:

@@ -106,7 +106,7 @@ async def checked(
     # Why something is not captured is what the check tells.
     logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
     key = None if key_file is None else read_key(str(key_file))
-    connections = Upstream(upstream, read_timeout=seconds, api_key=key)
+    connections = Upstream(upstream, read_timeout=seconds, api_key=key, keep_alive=False)
     options = CaptureOptions(streaming=streaming, tokenize_prompts=tokenize_prompts)
     try:
         return await check_engine(connections, engine, options, seconds=seconds)

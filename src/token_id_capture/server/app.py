@@ -11,7 +11,7 @@ from token_id_capture.protocols import TokenSink
 from token_id_capture.server.access import ApiKeyMiddleware
 from token_id_capture.server.captured import CaptureOptions
 from token_id_capture.server.engines import make_engine
-from token_id_capture.server.engines.base import Engine
+from token_id_capture.server.engines.base import Engine, keeps_connections
 from token_id_capture.server.entries import SESSION_HEADERS
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.in_flight import CallsInFlight
@@ -53,12 +53,17 @@ def create_app(
     Raises:
         ConfigurationError: the upstream is no URL, or the engine is unknown.
     """
+    strategy = make_engine(engine) if isinstance(engine, str) else engine
     connections = Upstream(
-        upstream, connect_timeout=connect_timeout, read_timeout=read_timeout, api_key=upstream_api_key
+        upstream,
+        connect_timeout=connect_timeout,
+        read_timeout=read_timeout,
+        api_key=upstream_api_key,
+        keep_alive=keeps_connections(strategy),
     )
     gateway = Gateway(
         connections,
-        make_engine(engine) if isinstance(engine, str) else engine,
+        strategy,
         body_limit=body_limit,
         options=CaptureOptions(drain_seconds, log_probs_mode, streaming, tokenize_prompts, session_headers),
     )

@@ -91,8 +91,8 @@ class Upstream:
 
     ``url`` may have a path, which is put before the path of each request. Since clients send their
     own ``/v1``, one at the end of ``url`` is left out. ``read_timeout`` is the longest silence in
-    seconds, not a limit on the whole reply. ``api_key`` is sent as a bearer token, in place of what
-    the client sent to prove who it is.
+    seconds, not a limit on the whole reply. Without ``keep_alive`` each request has a connection of
+    its own. ``api_key`` is sent as a bearer token, in place of what the client sent to prove who it is.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class Upstream:
         connect_timeout: float = 10.0,
         read_timeout: float = 3600.0,
         api_key: str | None = None,
+        keep_alive: bool = True,
     ) -> None:
         self.url = parse_upstream(url)
+        self._keep_alive = keep_alive
         self._api_key = api_key
         self._timeout = aiohttp.ClientTimeout(
             total=None, connect=None, sock_connect=connect_timeout, sock_read=read_timeout
@@ -161,7 +163,9 @@ class Upstream:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # No limit: calls would wait here unseen, and the engine has its own queue.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
+                if self._keep_alive
+                else aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
                 auto_decompress=False,

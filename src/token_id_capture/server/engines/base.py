@@ -119,6 +119,14 @@ class Engine(Protocol):
         ...
 
 
+def keeps_connections(engine: Engine) -> bool:
+    """Whether a connection may be used for several calls: yes, unless the engine has ``keeps_connections = False``.
+
+    A call on a connection that its server is just closing is lost, and cannot be sent again.
+    """
+    return bool(getattr(engine, "keeps_connections", True))
+
+
 ENGINE_METHODS: Final = ("can_stream", "request_fields", "reader", "hidden")
 
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]

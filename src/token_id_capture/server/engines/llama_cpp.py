@@ -49,6 +49,9 @@ class LlamaCppEngine:
         "/completions": Endpoint.GENERATE,
     }
 
+    # It was seen to close a connection after a stream, under the next request.
+    keeps_connections = False
+
     def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
         """Text completions stream every token; chats do not."""
         return endpoint is not Endpoint.CHAT
