@@ -52,12 +52,15 @@ class GatewayReply(Ours):
         from token_id_capture.server import captured, client
         from token_id_capture.server.engines import make_engine
         from token_id_capture.server.engines.base import Endpoint
+        from token_id_capture.server.known_texts import KnownTexts
         from token_id_capture.server.request import CallBody
 
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(_REQUEST))
         assert body is not None
         self._body = body
-        self._engine = make_engine("auto")
+        # What "auto" settles on when the upstream is vLLM.
+        self._engine = make_engine("vllm")
+        self._known = KnownTexts()
         self._sink, self._captured, self._client = sink, captured, client
         self._scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
 
@@ -74,6 +77,7 @@ class GatewayReply(Ours):
                 engine=self._engine,
                 upstream=_Replay(call.body),  # type: ignore[arg-type]
                 options=self._captured.CaptureOptions(),
+                known=self._known,
             ).run()
         finally:
             self._sink.reset_token_sink(token)

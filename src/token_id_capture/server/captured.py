@@ -3,6 +3,7 @@
 ::
 
     open intent -> engine ->  not reached, 4xx     refuse the intent
+                              3xx                  mark: the client may ask elsewhere
                               5xx, silence, break  mark; the intent stays open
                               a whole reply        put the entries, then answer
                               a stream             pass events on; put the entries before the end
@@ -20,20 +21,23 @@ from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.server.client import Client, ClientGoneError, HangUpLimit
-from token_id_capture.server.engines.base import Endpoint, Engine, Reader, TokenizesPrompts
+from token_id_capture.server.engines.base import Endpoint, Engine, Reader, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.entries import SESSION_HEADERS, CapturedRequest, NotCapturableError, entries_from
-from token_id_capture.server.exchange import Exchanges, Reply
+from token_id_capture.server.exchange import Exchanges, Reply, header, redirection
+from token_id_capture.server.known_texts import KnownTexts
 from token_id_capture.server.prompts import add_prompt_ids
+from token_id_capture.server.reply_body import ReplyBody
 from token_id_capture.server.request import CallBody, Streaming
 from token_id_capture.server.served import ServedReply, read_reply
 from token_id_capture.server.stream import StreamedReply
 from token_id_capture.server.synthesis import EVENT_STREAM, event_stream
 from token_id_capture.server.upstream import RawHeaders, UpstreamError
-from token_id_capture.server.view import ClientView
+from token_id_capture.server.view import client_view
 from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
 
 _logger = logging.getLogger(__name__)
 _MESSAGE_SHOWN = 300
+_PLAIN = "identity"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class CapturedCall:
         engine: Engine,
         upstream: Exchanges,
         options: CaptureOptions,
+        known: KnownTexts,
     ) -> None:
         self._client = client
         self._body = body
@@ -73,11 +78,12 @@ class CapturedCall:
         self._engine = engine
         self._upstream = upstream
         self._options = options
+        self._known = known
         self._request = CapturedRequest.of(
             body.members, Headers(scope=client.scope), options.session_headers, options.log_probs_mode
         )
         hide_usage = body.streams and not body.asks_usage
-        self._view = ClientView(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
+        self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
 
     async def run(self) -> None:
         """Serve the call."""
@@ -94,6 +100,8 @@ class CapturedCall:
         async with self._upstream.open(self._client.scope, self._sent.pop(), plain=True) as reply:
             if not 200 <= reply.status < 300:
                 await self._not_served(reply, limit)
+            elif (coding := (header(reply, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
+                await self._compressed(reply, limit, coding)
             elif reply.is_event_stream:
                 reader = self._reader()
                 await StreamedReply(self._client, reply, self._body, reader, self._view, self._commit).run(limit)
@@ -107,20 +115,26 @@ class CapturedCall:
         body = await reply.read()
         limit.lift()
         headers = reply.headers
-        parsed = _parsed(body)
+        read = self._read(body)
+        parsed = read.parsed
         if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
-            encoding = Headers(raw=reply.headers).get("content-encoding", "no coding")
-            await mark_current_call(reasons.INVALID_TOKENS, f"the reply is no JSON object ({encoding})")
+            await mark_current_call(reasons.INVALID_TOKENS, "the reply is no JSON object")
         elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
             await self._commit(lambda: read_reply(self._reader(), self._body.endpoint, parsed))
-            body = self._view.reply(body)
+            body = self._view.whole(read)
             if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]
                 headers.append((b"content-type", EVENT_STREAM))
                 body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
         await self._client.reply(reply.status, _with_length(headers, body), body)
+
+    def _read(self, body: bytes) -> ReplyBody:
+        context = current_capture_context()
+        if context is None or not reads_packed_arrays(self._engine):
+            return ReplyBody.parse(body)
+        return ReplyBody.read(body, self._known, context.rollout_id)
 
     async def _commit(self, read: Callable[[], ServedReply]) -> None:
         """Store the call, or mark it with the reason why not."""
@@ -140,12 +154,24 @@ class CapturedCall:
         else:
             await commit_choices(entries)
 
+    async def _compressed(self, reply: Reply, limit: HangUpLimit, coding: str) -> None:
+        """Pass a reply on that cannot be read here."""
+        detail = f"the reply is compressed ({coding}), though it was asked for plain"
+        await mark_current_call(reasons.INVALID_TOKENS, detail)
+        await self._client.start(reply.status, reply.headers)
+        while chunk := await reply.next_chunk():
+            await self._client.write(chunk)
+        limit.lift()
+        await self._client.finish()
+
     async def _not_served(self, reply: Reply, limit: HangUpLimit) -> None:
         """Pass an error on. Below 500 the engine has generated nothing; above, nobody knows."""
         body = await reply.read()
         limit.lift()
         detail = f"HTTP {reply.status}: {_message(_parsed(body), body)}"
-        if reply.status < 500:
+        if (elsewhere := redirection(reply)) is not None:
+            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"HTTP {reply.status} to {elsewhere}")
+        elif reply.status < 500:
             await refuse_current_call(detail)
         else:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, detail)

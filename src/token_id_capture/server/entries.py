@@ -148,7 +148,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, reply: Serve
     return entries
 
 
-_Arrays: TypeAlias = tuple[list[Any], list[Any], list[Any]]
+_Arrays: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
 def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
@@ -173,16 +173,16 @@ def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
     return prompt, ids, log_probs
 
 
-def _check_types(position: int, ids: list[Any], log_probs: list[Any]) -> None:
+def _check_types(position: int, ids: Sequence[Any], log_probs: Sequence[Any]) -> None:
     """Packing takes booleans for numbers, and refuses all else that is none."""
     for name, values in (("token ids", ids), ("log probabilities", log_probs)):
-        if bool in set(map(type, values)):
+        if isinstance(values, list) and bool in set(map(type, values)):
             raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: a boolean among the {name}")
 
 
-def _check_same(position: int, ids: list[Any], witness: list[Any]) -> None:
+def _check_same(position: int, ids: Sequence[Any], witness: list[Any]) -> None:
     """The ids are those that the log probabilities name."""
-    if witness == ids:
+    if ids == witness:
         return
     if len(witness) != len(ids):
         detail = f"choice {position}: {len(ids)} token ids, but the log probabilities name {len(witness)}"

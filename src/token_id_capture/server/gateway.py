@@ -12,10 +12,11 @@ from starlette.types import Receive, Scope, Send
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
 from token_id_capture.server.captured import CapturedCall, CaptureOptions
-from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError
+from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError, ClientStalledError
 from token_id_capture.server.endpoints import Kind, kind_of
 from token_id_capture.server.engines.base import Engine
-from token_id_capture.server.exchange import Exchanges
+from token_id_capture.server.exchange import Exchanges, Reply, redirection
+from token_id_capture.server.known_texts import KnownTexts
 from token_id_capture.server.replies import refuse_websocket, wants_websocket
 from token_id_capture.server.request import CallBody
 from token_id_capture.server.upstream import UpstreamError
@@ -32,7 +33,8 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
-    ``body_limit`` is the longest request body in bytes.
+    ``body_limit`` is the longest request body in bytes. ``client_timeout`` is how many seconds a client
+    may pause within it.
     """
 
     def __init__(
@@ -41,12 +43,15 @@ class Gateway:
         engine: Engine,
         *,
         body_limit: int = 64 * 2**20,
+        client_timeout: float = 300.0,
         options: CaptureOptions | None = None,
     ) -> None:
         self._upstream = upstream
         self._engine = engine
         self._body_limit = body_limit
+        self._client_timeout = client_timeout
         self._options = options or CaptureOptions()
+        self._known = KnownTexts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if wants_websocket(scope):
@@ -58,12 +63,16 @@ class Gateway:
             await client.reply_error(400, "The request target must begin with a slash.", "invalid_target")
             return
         try:
-            body = await client.read_body(self._body_limit)
+            body = await client.read_body(self._body_limit, longest_silence=self._client_timeout)
         except ClientGoneError:
             return
         except BodyTooLargeError:
             message = f"The request body is longer than {self._body_limit} bytes."
             await client.reply_error(413, message, "request_too_large")
+            return
+        except ClientStalledError:
+            message = f"Nothing more of the request came for {self._client_timeout:g} s."
+            await client.reply_error(408, message, "request_timeout")
             return
         context = current_capture_context()
         kind = kind_of(scope["method"], scope["path"], self._engine.paths)
@@ -93,7 +102,15 @@ class Gateway:
             context.model = body.model
         if not await self._announced(client):
             return None
-        return CapturedCall(client, body, sent, engine=self._engine, upstream=self._upstream, options=self._options)
+        return CapturedCall(
+            client,
+            body,
+            sent,
+            engine=self._engine,
+            upstream=self._upstream,
+            options=self._options,
+            known=self._known,
+        )
 
     async def _announced(self, client: Client) -> bool:
         """Register the intent; if that fails the call is not dispatched, and the client is told."""
@@ -117,7 +134,7 @@ class Gateway:
                 self._upstream.open(client.scope, body, plain=False) as reply,
             ):
                 if verdict is not None:
-                    await verdict.replied(reply.status)
+                    await verdict.replied(reply)
                 await client.start(reply.status, reply.headers)
                 while chunk := await reply.next_chunk():
                     await client.write(chunk)
@@ -144,10 +161,13 @@ class _Verdict:
         self._intent = intent
         self._settled = False
 
-    async def replied(self, status: int) -> None:
-        """The engine answered with this status."""
+    async def replied(self, reply: Reply) -> None:
+        """The engine answered with this reply, of which the head is known."""
         self._settled = True
-        if status < 200 or 300 <= status < 500:
+        status, elsewhere = reply.status, redirection(reply)
+        if elsewhere is not None:
+            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"{self._what}: HTTP {status} to {elsewhere}")
+        elif status < 200 or 300 <= status < 500:
             if self._intent:
                 await refuse_current_call(f"HTTP {status}")
         elif status < 300:

@@ -69,6 +69,15 @@ class Splicer:
         _follow(text, _blank(text, 0), self._root, edits)
         return _applied(text, edits).encode() if edits else document
 
+    def values(self, document: bytes, parsed: Any) -> list[Any] | None:
+        """What ``hide`` would hide of ``document``, which is ``parsed``; None where only a walk could tell."""
+        # A member that comes twice, or is spelled with escapes, is not seen once it is parsed.
+        if b"\\u" in document or any(document.count(b'"%b"' % name) > 1 for name in self._names):
+            return None
+        found: list[Any] = []
+        self._root.collect(parsed, found)
+        return found
+
 
 def set_members(text: str, members: Mapping[str, Any]) -> str:
     """The JSON object ``text`` with these top-level members: replaced where they are, else appended.
@@ -114,6 +123,19 @@ class _Node:
                 node = node.members.setdefault(step, _Node())
         node.rule = rule
         parent.cuts |= rule.cut
+
+    def collect(self, value: Any, found: list[Any]) -> None:
+        """Append to ``found`` what the rules hide below ``value``, but for nulls that stay as they are."""
+        if isinstance(value, dict):
+            for name in self.members.keys() & value.keys():
+                member, child = value[name], self.members[name]
+                if child.rule is None:
+                    child.collect(member, found)
+                elif member is not None or child.rule.cut:
+                    found.append(member)
+        elif isinstance(value, list) and self.element is not None:
+            for item in value:
+                self.element.collect(item, found)
 
     def leaf_names(self) -> Iterable[str]:
         for name, child in self.members.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from token_id_capture.server.engines.base import PROVIDER_FIELDS, choices_of
 from token_id_capture.server.json_splice import EVERY, Hidden, Splicer
+from token_id_capture.server.reply_body import ReplyBody
 from token_id_capture.server.sse import Event
 
 _logger = logging.getLogger(__name__)
@@ -29,22 +31,25 @@ class ClientView:
         self._silent = {"index", "delta"} | members
         self._hide_usage = hide_usage
 
-    def reply(self, body: bytes) -> bytes:
-        """A complete reply, parsed before, as the client sees it."""
-        try:
-            return self._splicer.hide(body)
-        except ValueError as error:
-            # More than it asked for does a client no harm; a broken reply would.
-            _logger.warning("a reply is passed on with the token fields in it: %s", error)
-            return body
+    def whole(self, reply: ReplyBody) -> bytes:
+        """A complete reply as the client sees it."""
+        return self._visible(reply.text, reply.visible)
 
     def event(self, event: Event, chunk: Mapping[str, Any]) -> bytes:
         """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
         if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
             return b""
         data = event.data or b""
-        visible = self.reply(data)
+        visible = self._visible(data, lambda splicer: splicer.hide(data))
         return event.raw if visible is data else event.with_data(visible)
+
+    def _visible(self, text: bytes, hide: Callable[[Splicer], bytes]) -> bytes:
+        try:
+            return hide(self._splicer)
+        except ValueError as error:
+            # More than it asked for does a client no harm; a broken reply would.
+            _logger.warning("a reply is passed on with the token fields in it: %s", error)
+            return text
 
     def _is_extension(self, chunk: Mapping[str, Any]) -> bool:
         """Whether the chunk has no choice, only an extension of which all is hidden: it would not have come."""
@@ -66,6 +71,12 @@ class ClientView:
                 return False
             said.update(_said(delta))
         return bool(said) and said <= self._hidden_delta
+
+
+@lru_cache(maxsize=256)
+def client_view(hidden: tuple[Hidden, ...], *, hide_usage: bool) -> ClientView:
+    """The view that all clients share who asked alike."""
+    return ClientView(hidden, hide_usage=hide_usage)
 
 
 def _said(holder: object) -> list[str]:

@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from token_id_capture.server.json_splice import Hidden
+from token_id_capture.tokens import LogProbs, TokenIds
 
 
 class Endpoint(Enum):
@@ -43,11 +44,18 @@ OPENAI_PATHS: Final[Mapping[str, Endpoint]] = MappingProxyType(
 """Where OpenAI-compatible engines serve."""
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLogProbs:
+    """The ``logprobs`` of a chat's choice, read without its entries; none of them named a token's id."""
+
+    values: LogProbs
+
+
 @dataclass
 class ChoiceTokens:
     """What a reply says of the tokens of one choice; None where it says nothing.
 
-    ``ids`` and ``log_probs`` have one item for each generated token, unchecked.
+    ``ids`` and ``log_probs`` have one item for each generated token, unchecked unless they are packed.
     ``log_prob_ids`` are the ids that the log probability entries name, and ``texts`` the tokens as
     they write them: where all of them read ``token_id:N`` they give the ids. Both stand in for
     ``ids`` where there are none, and otherwise have to agree with them.
@@ -57,9 +65,9 @@ class ChoiceTokens:
     why the tokens cannot be what was generated.
     """
 
-    prompt_ids: list[Any] | None = None
-    ids: list[Any] | None = None
-    log_probs: list[Any] | None = None
+    prompt_ids: list[Any] | TokenIds | None = None
+    ids: list[Any] | TokenIds | None = None
+    log_probs: list[Any] | LogProbs | None = None
     log_prob_ids: list[Any] | None = None
     texts: list[Any] | None = None
     routed_experts: Any = None
@@ -127,6 +135,13 @@ def keeps_connections(engine: Engine) -> bool:
     return bool(getattr(engine, "keeps_connections", True))
 
 
+def reads_packed_arrays(engine: Engine) -> bool:
+    """Whether its readers take ``TokenIds`` for an array of ids, and ``PackedLogProbs`` for log probabilities:
+    no, unless the engine has ``reads_packed_arrays = True``. Long prompts are read faster then.
+    """
+    return bool(getattr(engine, "reads_packed_arrays", False))
+
+
 ENGINE_METHODS: Final = ("can_stream", "request_fields", "reader", "hidden")
 
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
@@ -186,13 +201,19 @@ def _extend(known: ChoiceTokens, new: ChoiceTokens) -> None:
             setattr(known, name, getattr(new, name))
 
 
-def _joined(known: list[Any] | None, new: list[Any] | None) -> list[Any] | None:
+_Values = TypeVar("_Values", bound=list[Any] | TokenIds | LogProbs)
+
+
+def _joined(known: list[Any] | _Values | None, new: list[Any] | _Values | None) -> list[Any] | _Values | None:
     if new is None:
         return known
     if known is None:
-        return list(new)  # the part's own list belongs to whoever else reads the part
-    known.extend(new)
-    return known
+        # The part's own list belongs to whoever else reads the part.
+        return list(new) if isinstance(new, list) else new
+    if isinstance(known, list):
+        known.extend(new)
+        return known
+    return [*known, *new]
 
 
 def choices_of(reply: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -221,6 +242,11 @@ def unwrapped(holder: Mapping[str, Any]) -> Mapping[str, Any]:
 def array(value: object) -> list[Any] | None:
     """``value`` if it is a list; None for all else."""
     return value if isinstance(value, list) else None
+
+
+def id_array(value: object) -> list[Any] | TokenIds | None:
+    """``value`` if it is a list or packed; None for all else."""
+    return value if isinstance(value, list | TokenIds) else None
 
 
 def entries_of(log_probs: object) -> list[Mapping[str, Any]] | None:

@@ -20,14 +20,17 @@ from token_id_capture.server.engines.base import (
     ChoiceTokens,
     DeltaReader,
     Endpoint,
+    PackedLogProbs,
     Reader,
     array,
     choices_of,
     entries_of,
+    id_array,
     is_token_list,
     unwrapped,
 )
 from token_id_capture.server.json_splice import Hidden
+from token_id_capture.tokens import TokenIds
 
 _REASONING: Final = ("reasoning", "reasoning_content")
 
@@ -35,6 +38,7 @@ _REASONING: Final = ("reasoning", "reasoning_content")
 class VllmEngine:
     """Asks with ``return_token_ids`` and log probabilities of the sampled tokens alone."""
 
+    reads_packed_arrays = True
     paths: Mapping[str, Endpoint] = {**OPENAI_PATHS, "/inference/v1/generate": Endpoint.GENERATE}
 
     def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
@@ -111,14 +115,14 @@ class _VllmReader(DeltaReader):
         return {**shown, "id": shown.get("request_id")} if self._endpoint is Endpoint.GENERATE else shown
 
     def _of_part(self, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        prompt = array(unwrapped(part).get("prompt_token_ids"))
+        prompt = id_array(unwrapped(part).get("prompt_token_ids"))
         return {index: self._of_choice(choice, prompt) for index, choice in choices_of(part)}
 
-    def _of_choice(self, choice: Mapping[str, Any], prompt: list[Any] | None) -> ChoiceTokens:
+    def _of_choice(self, choice: Mapping[str, Any], prompt: list[Any] | TokenIds | None) -> ChoiceTokens:
         spans = array(choice.get("weight_versions"))
         tokens = ChoiceTokens(
-            prompt_ids=array(choice.get("prompt_token_ids")) or prompt or self._given,
-            ids=array(choice.get("token_ids")),
+            prompt_ids=id_array(choice.get("prompt_token_ids")) or prompt or self._given,
+            ids=id_array(choice.get("token_ids")),
             routed_experts=choice.get("routed_experts"),
             weight_version=_only_version(spans),
             weight_versions=spans,
@@ -131,6 +135,9 @@ def read_log_probs(tokens: ChoiceTokens, endpoint: Endpoint, log_probs: object) 
     """Set what the log probabilities of a choice say: the numbers, and how they name their tokens."""
     if endpoint is Endpoint.COMPLETIONS and isinstance(log_probs, dict) and "content" not in log_probs:
         tokens.log_probs, tokens.texts = array(log_probs.get("token_logprobs")), array(log_probs.get("tokens"))
+        return
+    if isinstance(log_probs, PackedLogProbs):
+        tokens.log_probs = log_probs.values
         return
     entries = entries_of(log_probs)
     if entries is None:

@@ -1,0 +1,184 @@
+"""A whole reply, read without parsing its long arrays one value after the other.
+
+Nearly all of a reply is three arrays: the prompt's ids, which grow with the rollout, the generated
+ids, and an object for each log probability. They are found by their keys, cut out and read by
+themselves, the prompt only from where it goes on after the rollout's last sequence; the short rest
+is parsed as usual. A mark in the place of each array says where in the parsed reply it belongs, and
+where in the text the client gets it back, or a null.
+
+This guesses how engines write, and parsing proves each guess: inside a string every quotation mark
+is escaped, so where an array that was cut out parses by itself, and the rest parses with a mark in
+its place, the whole would have parsed to the same. Whatever does not fit is parsed as a whole. One
+thing differs: a number that is too large for a double makes the whole parse fail, and is passed
+over here in those fields of a log probability that nobody reads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+import orjson
+
+from token_id_capture.server.engines.base import PackedLogProbs
+from token_id_capture.server.json_splice import Splicer
+from token_id_capture.server.known_texts import KnownTexts
+from token_id_capture.tokens import LogProbs, TokenIds
+
+_PROMPT: Final = b'"prompt_token_ids":['
+_GENERATION: Final = b'"token_ids":['
+_LOG_PROBS: Final = b'"logprobs":{"content":[{'
+_LOG_PROBS_END: Final = b'"top_logprobs":[]}]}'
+_SPELLED_ID: Final = "token_id:"
+_SECRET: Final = secrets.token_hex(16)
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """What is needed of a log probability. An entry that says which token it is for is not taken:
+    it has to be compared with the ids.
+    """
+
+    token: str
+    logprob: float
+    id: Literal["none"] = "none"
+    token_id: Literal["none"] = "none"
+
+
+class _LogProbs(msgspec.Struct, gc=False):
+    content: list[_Entry]
+
+
+_decode_log_probs = msgspec.json.Decoder(_LogProbs).decode
+
+
+@dataclass(slots=True)
+class _Cut:
+    """An array that was cut out: where it was, what it says, and what stands in its place in the rest."""
+
+    name: str
+    start: int
+    end: int
+    value: Any
+
+    @property
+    def mark(self) -> str:
+        # No engine can have written it.
+        return f"{self.name}-{_SECRET}"
+
+
+class ReplyBody:
+    """A reply: its ``text`` as it came, and what it says: ``parsed``, which is None if it is no JSON."""
+
+    def __init__(self, text: bytes, parsed: Any, rest: bytes, cuts: list[_Cut]) -> None:
+        self.parsed = parsed
+        self.text = text
+        self._rest = rest
+        self._cuts = cuts
+
+    @classmethod
+    def read(cls, text: bytes, known: KnownTexts, rollout_id: str) -> ReplyBody:
+        """Read the reply to a call of a rollout; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
+        try:
+            return cls._cut(text, known, rollout_id)
+        except (ValueError, msgspec.DecodeError):
+            return cls.parse(text)
+
+    @classmethod
+    def parse(cls, text: bytes) -> ReplyBody:
+        """Read a reply into plain objects."""
+        try:
+            parsed = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            parsed = None
+        return cls(text, parsed, text, [])
+
+    @classmethod
+    def _cut(cls, text: bytes, known: KnownTexts, rollout_id: str) -> ReplyBody:
+        cuts = _log_probs(text)
+        cuts.append(_generation(text, cuts[-1].end if cuts else 0))
+        start, end = _span(text, _PROMPT, b"]", cuts[-1].end)
+        prompt = text[start:end]
+        ids = known.read(rollout_id, prompt)
+        cuts.append(_Cut("prompt_token_ids", start, end, ids))
+        cuts.sort(key=lambda cut: cut.start)
+        rest = _with(text, cuts, {cut.name: f'"{cut.mark}"'.encode() for cut in cuts})
+        parsed = orjson.loads(rest)
+        _put_back(parsed, {cut.mark: cut for cut in cuts})
+        known.remember(rollout_id, prompt, ids)
+        return cls(text, parsed, rest, cuts)
+
+    def visible(self, splicer: Splicer) -> bytes:
+        """The reply with what ``splicer`` hides as null, and all else as the engine wrote it.
+
+        Raises:
+            ValueError: the text could not be followed.
+        """
+        hidden = splicer.values(self._rest, self.parsed) if self._cuts else None
+        if hidden is not None and all(any(value is cut.value for cut in self._cuts) for value in hidden):
+            gone = {cut.name for cut in self._cuts if any(value is cut.value for value in hidden)}
+            return _with(self.text, self._cuts, dict.fromkeys(gone, b"null"))
+        visible = splicer.hide(self._rest)
+        for cut in self._cuts:
+            visible = visible.replace(f'"{cut.mark}"'.encode(), self.text[cut.start : cut.end])
+        return visible
+
+
+def _span(text: bytes, key: bytes, end: bytes, position: int) -> tuple[int, int]:
+    """Where the value of such a key starts and ends, the key's next one from ``position`` on if there is any."""
+    found = text.find(key, position)
+    if found < 0:
+        found = text.index(key)
+    start = text.index(b":", found) + 1
+    return start, text.index(end, start) + len(end)
+
+
+def _log_probs(text: bytes) -> list[_Cut]:
+    """The log probabilities of a chat; none where the reply has none in this shape."""
+    if _LOG_PROBS not in text:
+        return []
+    start, end = _span(text, _LOG_PROBS, _LOG_PROBS_END, 0)
+    entries = text[start:end]
+    entries.decode()  # what is skipped by the next line is not looked at
+    content = _decode_log_probs(entries).content
+    if content[0].token.startswith(_SPELLED_ID):
+        raise ValueError("the entries spell the ids of their tokens")
+    return [_Cut("logprobs", start, end, PackedLogProbs(LogProbs([entry.logprob for entry in content])))]
+
+
+def _generation(text: bytes, position: int) -> _Cut:
+    start, end = _span(text, _GENERATION, b"]", position)
+    ids = text[start:end]
+    if b"e" in ids:
+        raise ValueError("true and false are no ids, though Python counts with them")
+    return _Cut("token_ids", start, end, TokenIds(orjson.loads(ids)))
+
+
+def _with(text: bytes, cuts: list[_Cut], replacements: dict[str, bytes]) -> bytes:
+    """``text`` with other texts in the places of some cuts."""
+    view = memoryview(text)
+    pieces: list[bytes | memoryview] = []
+    done = 0
+    for cut in cuts:
+        if cut.name in replacements:
+            pieces += (view[done : cut.start], replacements[cut.name])
+            done = cut.end
+    pieces.append(view[done:])
+    return b"".join(pieces)
+
+
+def _put_back(parsed: Any, cuts: dict[str, _Cut]) -> None:
+    """Put the values where their marks are, which is in the reply or in one of its choices.
+
+    Raises:
+        ValueError: a mark is somewhere else.
+    """
+    choices = parsed.get("choices") if isinstance(parsed, dict) else None
+    for holder in (parsed, *(choices if isinstance(choices, list) else ())):
+        for name in ("prompt_token_ids", "token_ids", "logprobs") if isinstance(holder, dict) else ():
+            mark = holder.get(name)
+            if isinstance(mark, str) and mark in cuts:
+                holder[name] = cuts.pop(mark).value
+    if cuts:
+        raise ValueError("an array is not where it was looked for")
