@@ -146,12 +146,17 @@ async def test_streams_that_lose_ids_on_the_way_are_made_from_whole_replies(
     assert "a proxy in between drops them in streams: --streaming never" in done.stdout
 
 
+async def redirecting(request: web.Request) -> web.Response:
+    return web.Response(status=308, headers={"location": f"https://engine{request.path}"})
+
+
 @pytest.mark.parametrize(
     ("handler", "options", "said"),
     [
         (answering(NO_IDS), [], "no prompt token ids, no token ids, no log probabilities"),
         (answering(NO_IDS), ["--engine", "message"], "try --engine auto"),
         (answering({"error": {"message": "Unauthorized"}}, 401), [], "--upstream-api-key-file"),
+        (redirecting, [], "give the address that it redirects to as --upstream"),
         (answering({"error": {"message": "CUDA error"}}, 500), [], "failed (unknown_outcome: HTTP 500: CUDA error)"),
     ],
 )

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, usage
-from replay import ReplayEngine, replay_engine, until
+from replay import ReplayEngine, replay_engine, stream, until
 from served import Serving, serving
 
 from commands import RunTokcap
@@ -207,3 +208,46 @@ async def test_while_the_last_calls_are_finished_nobody_else_is_let_in(tmp_path:
         assert await server.ended() == (0, "")
     async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
         assert [len(await store.read_entries(f"r{number}")) for number in range(6)] == [1] * 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux's")
+async def test_a_client_that_reads_nothing_is_gone_after_its_time_and_its_call_is_complete(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    # More than the buffers in between take in.
+    parts = [delta([token], "stop" if token == 99 else None) for token in range(100)]
+    for part in parts:
+        part["choices"][0]["delta"]["content"] = "x" * 200_000
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, events(FIRST, *parts, usage(100)))
+
+    async with serving(tmp_path / "captures.db", engine.url, TOKCAP_CLIENT_TIMEOUT="0.5") as server:
+        await server.post(server.base("first") + CHAT)  # opens what stays open
+
+        def sockets() -> int:
+            directory = f"/proc/{server.process.pid}/fd"
+            return sum("socket" in os.readlink(f"{directory}/{number}") for number in os.listdir(directory))
+
+        async def closed() -> bool:
+            return sockets() == before
+
+        # A pooled connection to the engine is closed after some seconds; this looks at clients alone.
+        engine.handler, before = handler, sockets()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]), limit=1000)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        body = json.dumps(STREAM)
+        head = f"POST {server.base()}{CHAT} HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write((head + body).encode())
+        async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
+
+            async def stored() -> bool:
+                return any(summary.rollout_id == "r1" and summary.calls for summary in await store.list_rollouts())
+
+            await until(stored, 30)
+            (entry,) = await store.read_entries("r1")
+            assert entry.generation_token_ids == list(range(100))
+            assert not (await store.freeze("r1")).incomplete
+        await until(closed, 30)
+        assert (await numbers(server))["tokcap_calls_in_flight"] == 0
+        writer.transport.abort()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
@@ -80,8 +82,9 @@ def serve(
     Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
     /v1 behind it where they expect that. Further settings are environment variables:
     TOKCAP_DRAIN_SECONDS (600), TOKCAP_READ_TIMEOUT (3600), TOKCAP_CONNECT_TIMEOUT (10),
-    TOKCAP_BODY_LIMIT (67108864 bytes), TOKCAP_LOG_PROBS_MODE, which is stored with each call, and
-    TOKCAP_SESSION_HEADERS, the request headers that are stored, separated by commas.
+    TOKCAP_CLIENT_TIMEOUT (300), TOKCAP_BODY_LIMIT (67108864 bytes), TOKCAP_LOG_PROBS_MODE, which is
+    stored with each call, and TOKCAP_SESSION_HEADERS, the request headers that are stored,
+    separated by commas.
     """
     settings = _settings(
         upstream=upstream,
@@ -99,7 +102,7 @@ def serve(
     if check:
         _check_upstream(settings.upstream)
     _check_database(settings.database)
-    listener = _listener(address)
+    listener = _listener(address, settings.client_timeout)
     if check:
         settings = _check_engine(settings)
     os.environ.update(settings.as_environment())
@@ -200,12 +203,16 @@ def _address(host: str, port: int, *, guarded: bool) -> _Address:
     return family, address
 
 
-def _listener(where: _Address) -> socket.socket:
+def _listener(where: _Address, client_timeout: float) -> socket.socket:
     """A listening socket. It listens before the workers are up, so that early clients only wait."""
     family, address = where
     try:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            # Its connections inherit this. A client that reads nothing more, or whose machine is gone,
+            # would else hold its call, and the engine's connection with it, for as long as it likes.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:

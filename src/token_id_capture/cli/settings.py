@@ -21,6 +21,7 @@ class GatewaySettings(BaseSettings):
     database: str
     engine: str = "auto"
     body_limit: int = Field(default=64 * 2**20, gt=0)
+    client_timeout: float = Field(default=300.0, gt=0, le=86_400)
     drain_seconds: float = Field(default=600.0, ge=0, allow_inf_nan=False)
     connect_timeout: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     read_timeout: float = Field(default=3600.0, gt=0, allow_inf_nan=False)

@@ -57,6 +57,7 @@ def _app(settings: GatewaySettings) -> ASGIApp:
         TokenCaptureStore(settings.database),
         engine=settings.engine,
         body_limit=settings.body_limit,
+        client_timeout=settings.client_timeout,
         drain_seconds=settings.drain_seconds,
         connect_timeout=settings.connect_timeout,
         read_timeout=settings.read_timeout,

@@ -19,6 +19,7 @@ _RULES: Final[Iterable[tuple[str, str, str, str, str]]] = (
         "--tool-call-parser NAME)",
     ),
     ("", "", "", "HTTP 404", "nothing: the engine does not serve this"),
+    ("", "", "uncaptured_endpoint", "^HTTP 3", "give the address that it redirects to as --upstream"),
     (
         "llama-cpp",
         "",

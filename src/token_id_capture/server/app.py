@@ -31,6 +31,7 @@ def create_app(
     *,
     engine: str | Engine = "auto",
     body_limit: int = 64 * 2**20,
+    client_timeout: float = 300.0,
     drain_seconds: float = 600.0,
     connect_timeout: float = 10.0,
     read_timeout: float = 3600.0,
@@ -65,6 +66,7 @@ def create_app(
         connections,
         strategy,
         body_limit=body_limit,
+        client_timeout=client_timeout,
         options=CaptureOptions(drain_seconds, log_probs_mode, streaming, tokenize_prompts, session_headers),
     )
     metrics = GatewayMetrics()

@@ -20,6 +20,10 @@ class ClientGoneError(Exception):
     """The client hung up, and its time is over."""
 
 
+class ClientStalledError(Exception):
+    """The client began to send its request, and sends no more of it."""
+
+
 class HangUpLimit:
     """A time limit that starts to run when the client hangs up."""
 
@@ -50,17 +54,22 @@ class Client:
         self._receive = receive
         self._send = send
 
-    async def read_body(self, limit: int) -> bytes:
-        """The request body, at most ``limit`` bytes of it.
+    async def read_body(self, limit: int, *, longest_silence: float) -> bytes:
+        """The request body, at most ``limit`` bytes of it, with at most so many seconds between its pieces.
 
         Raises:
             BodyTooLargeError: it is longer.
             ClientGoneError: the client hung up before it had sent all.
+            ClientStalledError: nothing more came for too long.
         """
         pieces: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(longest_silence):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ClientStalledError from None
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             piece: bytes = message.get("body", b"")

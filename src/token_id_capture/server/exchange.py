@@ -43,3 +43,16 @@ class Exchanges(Protocol):
             UpstreamError: no reply arrived.
         """
         ...
+
+
+def header(reply: Reply, name: bytes) -> str | None:
+    """A header of a reply; engines write the names in any case. ``name`` is in lower case."""
+    return next((value.decode("latin-1") for known, value in reply.headers if known.lower() == name), None)
+
+
+def redirection(reply: Reply) -> str | None:
+    """Where a reply sends its client; None if it sends it nowhere.
+
+    Clients follow it by themselves, and what they ask there is not seen here.
+    """
+    return header(reply, b"location") if 300 <= reply.status < 400 else None

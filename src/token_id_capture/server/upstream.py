@@ -107,6 +107,7 @@ class Upstream:
         self.url = parse_upstream(url)
         self._keep_alive = keep_alive
         self._api_key = api_key
+        self._longest_silence = connect_timeout + read_timeout
         self._timeout = aiohttp.ClientTimeout(
             total=None, connect=None, sock_connect=connect_timeout, sock_read=read_timeout
         )
@@ -129,14 +130,16 @@ class Upstream:
         if self._api_key is not None:
             headers.append(("Authorization", f"Bearer {self._api_key}"))
         with _translated(str(self.url)):
-            response = await self._opened().request(
-                scope["method"],
-                target,
-                headers=headers,
-                data=BytesIO(body) if body else None,
-                skip_auto_headers=_AUTOMATIC,
-                allow_redirects=False,
-            )
+            # aiohttp's own limit on silence begins when all is sent, and an engine that stands still takes nothing.
+            async with asyncio.timeout(self._longest_silence):
+                response = await self._opened().request(
+                    scope["method"],
+                    target,
+                    headers=headers,
+                    data=BytesIO(body) if body else None,
+                    skip_auto_headers=_AUTOMATIC,
+                    allow_redirects=False,
+                )
         body = b""  # a long prompt need not wait for its answer
         async with response:
             yield UpstreamReply(response, str(self.url))
