@@ -5,11 +5,14 @@ and in text completions, ``completion_probabilities[].id`` in its own ``/complet
 out where ``top_logprobs`` is 0, so one alternative is asked for.
 
 - The ids of a prompt are in no reply. Where the client gave text, ``/apply-template`` and
-  ``/tokenize`` tell them, at the price of one or two more requests.
+  ``/tokenize`` tell them, at the price of one or two more requests, and only with
+  ``--tokenize-prompts``: without it only prompts that were given as ids can be captured.
 - A streamed chat loses the token that ends it, and refuses tools beside log probabilities. So chats
   are never streamed from the engine.
-- A stop string takes its tokens from the entries and not from the count, and with ``n`` above 1
-  the count is of the first choice alone. Such calls are refused by the comparison of counts.
+- Of a character that took several tokens, only the last token has an entry; a stop string takes its
+  tokens from the entries and not from the count; with ``n`` above 1 the count is of the first choice
+  alone. The comparison of counts marks such calls ``token_count_mismatch``, so a rollout with, say,
+  an emoji that the vocabulary spells in bytes is masked.
 
 Log probabilities are those before the sampler chain, whatever the temperature.
 """
