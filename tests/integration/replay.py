@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -23,6 +22,7 @@ from aiohttp import web
 
 from token_id_capture.server.app import create_app
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.testing import replay as kit
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings" / "vllm-0.32.0"
 ADDED_TO_CHATS = {
@@ -35,34 +35,19 @@ ADDED_TO_CHATS = {
 ADDED_TO_COMPLETIONS = {"logprobs": 0, "return_token_ids": True}
 
 
-@dataclass(frozen=True)
-class Recording:
-    """One recorded call."""
-
-    name: str
-    method: str
-    path: str
-    sent: bytes
-    status: int
-    content_type: str
-    payload: bytes
+class Recording(kit.Recording):
+    """One recorded call of vLLM."""
 
     @classmethod
-    def load(cls, name: str) -> Recording:
-        request = json.loads((RECORDINGS / f"{name}.request.json").read_bytes())
-        body = request.get("body_text", "").encode() or (orjson.dumps(request["body"]) if "body" in request else b"")
-        stream = RECORDINGS / f"{name}.response.sse"
-        reply = json.loads((RECORDINGS / f"{name}.{'meta' if stream.exists() else 'response'}.json").read_bytes())
-        payload = stream.read_bytes() if stream.exists() else orjson.dumps(reply["body"])
-        content_type = reply["headers"].get("content-type") or "application/json"
-        return cls(name, request["method"], request["path"], body, reply["status"], content_type, payload)
+    def named(cls, name: str) -> Self:
+        return cls.load(RECORDINGS, name)
 
     @property
     def added(self) -> dict[str, Any]:
         """What a gateway adds to such a request."""
         return ADDED_TO_COMPLETIONS if self.path == "/v1/completions" else ADDED_TO_CHATS
 
-    def plain_request(self) -> dict[str, Any]:
+    def client_request(self) -> dict[str, Any]:
         """The body without what the gateway adds: what a client sends that knows nothing of it."""
         body: dict[str, Any] = orjson.loads(self.sent)
         for name, value in self.added.items():
@@ -102,7 +87,7 @@ class ReplayEngine:
         self.received.append(Received(request.method, request.raw_path, headers, body))
         if self.handler is not None:
             return await self.handler(request)
-        recording = Recording.load(request.headers["x-recording"])
+        recording = Recording.named(request.headers["x-recording"])
         if problem := difference(recording, request, body):
             return web.json_response({"error": {"message": problem}}, status=599)
         if recording.content_type.startswith("text/event-stream"):
@@ -228,9 +213,9 @@ class Gateway:
 
     async def replay(self, name: str, body: Any = None, rollout: str = "r1") -> Reply:
         """Send the recorded request without what the gateway adds, or with another body."""
-        recording = Recording.load(name)
+        recording = Recording.named(name)
         headers = {"x-recording": name, "content-type": "application/json"}
-        raw = body if isinstance(body, bytes) else orjson.dumps(recording.plain_request() if body is None else body)
+        raw = body if isinstance(body, bytes) else orjson.dumps(recording.client_request() if body is None else body)
         return await self.request(recording.method, self.base(rollout) + recording.path, raw, headers)
 
     async def entry(self, rollout: str = "r1") -> Any:

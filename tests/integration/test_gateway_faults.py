@@ -121,7 +121,7 @@ async def test_an_empty_generation_of_a_stream_is_one_too(gate: Gateway) -> None
     ],
 )
 async def test_a_call_that_the_engine_refuses_is_no_hole(gate: Gateway, name: str) -> None:
-    recording = Recording.load(name)
+    recording = Recording.named(name)
     body = orjson.loads(recording.sent)
     for added, value in recording.added.items():
         body.setdefault(added, value)
@@ -141,7 +141,7 @@ async def test_a_call_that_the_engine_refuses_is_no_hole(gate: Gateway, name: st
 
 
 async def test_a_malformed_body_is_the_engines_to_answer_and_leaves_nothing_behind(gate: Gateway) -> None:
-    recording = Recording.load("18e-error-malformed-json")
+    recording = Recording.named("18e-error-malformed-json")
     reply = await gate.replay(recording.name, recording.sent)
     assert (reply.status, reply.body) == (400, recording.payload)
     assert gate.engine.received[-1].body == recording.sent

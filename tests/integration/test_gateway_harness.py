@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import FOLDER, Exchange, ScenarioEngine, exchanges, with_token_ids
+from made_up import answering
 from replay import Gateway, gateway, until
 
 from token_id_capture.builder import run_builder
@@ -195,3 +196,26 @@ async def test_the_engine_may_finish_what_a_killed_harness_began(tmp_path: Path)
         assert len(entry.generation_token_ids) == 42
         assert json.loads(first.body)["messages"]
         assert not (await gate.store.freeze("r1")).incomplete
+
+
+async def test_what_claude_code_and_codex_call_is_passed_on_and_seen_to_be_uncaptured(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as gate:
+        gate.engine.handler = answering({"type": "message", "content": [{"type": "text", "text": "hi"}]})
+        # As they were recorded, with a base URL that ends in /v1 and without.
+        for number, target in enumerate(
+            ("/v1/messages?beta=true", "/v1/v1/messages?beta=true", "/v1/responses", "/responses")
+        ):
+            rollout = f"call-{number}"
+            assert (await gate.post(target, {"model": "tiny", "stream": True}, rollout)).status == 200
+            assert gate.engine.received[-1].target == target
+            assert gate.engine.received[-1].json() == {"model": "tiny", "stream": True}
+            assert await gate.flags(rollout) == [("uncaptured_endpoint", f"POST {target.partition('?')[0]}")]
+            assert await gate.intents(rollout) == [None]
+            assert (await gate.store.freeze(rollout)).incomplete
+        # What they ask beside that generates nothing.
+        await gate.post("/v1/messages/count_tokens?beta=true", {"model": "tiny"}, "beside")
+        await gate.request("HEAD", gate.base("beside"))
+        upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+        refused = await gate.request("GET", gate.base("beside") + "/v1/responses", headers=upgrade)
+        assert refused.status == 426
+        assert "beside" not in [summary.rollout_id for summary in await gate.store.list_rollouts()]

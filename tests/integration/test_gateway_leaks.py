@@ -199,7 +199,7 @@ async def test_a_server_process_is_as_it_was_too(tmp_path: Path) -> None:
 
         await until(started, 60)
         files = await at_rest(server.process.pid)
-        await HangingUp(server.url, seed=2).run(300)
+        await HangingUp(server.url, seed=2).run(120)
 
         async def as_before() -> bool:
             return open_files(server.process.pid) == files
@@ -211,6 +211,6 @@ async def test_a_server_process_is_as_it_was_too(tmp_path: Path) -> None:
         seen = dict(re.findall(r"^(tokcap_\S+) (\S+)$", text.decode(), re.MULTILINE))
         assert (seen["tokcap_calls_in_flight"], seen["tokcap_streams_in_flight"]) == ("0.0", "0.0")
         ended = [float(value) for name, value in seen.items() if name.startswith("tokcap_calls_total")]
-        assert sum(ended) == float(seen["tokcap_calls_begun_total"]) > 100
+        assert sum(ended) == float(seen["tokcap_calls_begun_total"]) > 40
         assert "Traceback" not in "".join(server.lines)
     assert_every_call_is_accounted_for(tmp_path / "captures.db")

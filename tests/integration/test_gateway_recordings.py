@@ -46,7 +46,7 @@ def generations() -> list[Recording]:
     found = []
     for path in sorted(RECORDINGS.rglob("*.request.json")):
         name = str(path.relative_to(RECORDINGS)).removesuffix(".request.json")
-        recording = Recording.load(name)
+        recording = Recording.named(name)
         number = name.rpartition("/")[2].partition("-")[0]
         captured = recording.path in ("/v1/chat/completions", "/v1/completions") and recording.status == 200
         if captured and number not in NEVER_SENT:
@@ -133,15 +133,15 @@ async def test_a_streamed_call_gives_the_entry_that_the_same_call_gives_unstream
 
 async def test_a_client_that_asked_for_nothing_sees_what_an_engine_sends_then(gate: Gateway) -> None:
     for recording in generations():
-        asked = {"return_tokens_as_token_ids", "prompt_logprobs"} & recording.plain_request().keys()
-        if asked or recording.plain_request().get("logprobs"):
+        asked = {"return_tokens_as_token_ids", "prompt_logprobs"} & recording.client_request().keys()
+        if asked or recording.client_request().get("logprobs"):
             continue
         reply = await gate.replay(recording.name)
         assert reply.body == without_additions(recording), recording.name
 
 
 async def test_a_plain_reply_through_the_gateway_has_the_shape_of_a_plain_reply_of_the_engine(gate: Gateway) -> None:
-    plain, streamed = Recording.load("17-chat-nothing-asked"), Recording.load("17b-chat-nothing-asked-stream")
+    plain, streamed = Recording.named("17-chat-nothing-asked"), Recording.named("17b-chat-nothing-asked-stream")
     (whole,) = parts((await gate.replay("01-chat")).body)
     (direct,) = parts(plain.payload)
     assert shape(whole) == shape(direct)
@@ -162,8 +162,8 @@ def shape(value: Any) -> Any:
 
 
 async def test_fields_that_the_client_asked_for_stay(gate: Gateway) -> None:
-    recording = Recording.load("01-chat")
-    plain = recording.plain_request()
+    recording = Recording.named("01-chat")
+    plain = recording.client_request()
     for asked, seen, hidden in (
         ({"logprobs": True}, ["logprobs"], ["token_ids", "prompt_token_ids"]),
         ({"return_token_ids": True}, ["token_ids", "prompt_token_ids"], ["logprobs"]),
@@ -178,8 +178,8 @@ async def test_fields_that_the_client_asked_for_stay(gate: Gateway) -> None:
 
 
 async def test_more_alternatives_that_the_client_asked_for_stay_asked_for(gate: Gateway) -> None:
-    recording = Recording.load("26-chat-top-logprobs-3")
-    body = {**recording.plain_request(), "logprobs": True}
+    recording = Recording.named("26-chat-top-logprobs-3")
+    body = {**recording.client_request(), "logprobs": True}
     assert body["top_logprobs"] == 3
     reply = await gate.replay(recording.name, body)
     assert reply.status == 200, reply.body
@@ -187,7 +187,7 @@ async def test_more_alternatives_that_the_client_asked_for_stay_asked_for(gate: 
 
 
 async def test_a_null_for_top_logprobs_is_sent_as_zero(gate: Gateway) -> None:
-    plain = Recording.load("01-chat").plain_request()
+    plain = Recording.named("01-chat").client_request()
     reply = await gate.replay("01-chat", {**plain, "logprobs": True, "top_logprobs": None})
     assert reply.status == 200, reply.body
     sent = gate.engine.received[-1].json()
@@ -196,8 +196,8 @@ async def test_a_null_for_top_logprobs_is_sent_as_zero(gate: Gateway) -> None:
 
 
 async def test_the_client_that_did_not_ask_for_the_usage_does_not_get_its_chunk(gate: Gateway) -> None:
-    recording = Recording.load("02-chat-stream-usage")
-    plain = recording.plain_request()
+    recording = Recording.named("02-chat-stream-usage")
+    plain = recording.client_request()
     del plain["stream_options"]
     reply = await gate.replay(recording.name, plain)
     assert reply.body == b"".join(
@@ -222,12 +222,12 @@ async def test_everything_else_in_the_request_reaches_the_engine_byte_for_byte(g
 async def plain_answer(request: Any) -> Any:
     from aiohttp import web
 
-    return web.Response(body=Recording.load("01-chat").payload, content_type="application/json")
+    return web.Response(body=Recording.named("01-chat").payload, content_type="application/json")
 
 
 async def test_reasoning_that_the_client_refused_is_captured_and_not_shown(gate: Gateway) -> None:
     for name in ("14-reasoning", "14b-reasoning-stream"):
-        plain = {**Recording.load(name).plain_request(), "include_reasoning": False}
+        plain = {**Recording.named(name).client_request(), "include_reasoning": False}
         reply = await gate.replay(name, plain, rollout=name[:3])
         assert gate.engine.received[-1].json()["include_reasoning"] is True
         assert b"I add" not in reply.body
@@ -245,7 +245,7 @@ async def test_reasoning_that_the_client_refused_is_captured_and_not_shown(gate:
 
 
 async def test_a_refused_reasoning_stream_shows_the_chunks_that_the_engine_itself_would_show(gate: Gateway) -> None:
-    plain = {**Recording.load("14b-reasoning-stream").plain_request(), "include_reasoning": False}
+    plain = {**Recording.named("14b-reasoning-stream").client_request(), "include_reasoning": False}
     reply = await gate.replay("14b-reasoning-stream", plain)
 
     def said(payload: bytes) -> list[Any]:
@@ -256,7 +256,7 @@ async def test_a_refused_reasoning_stream_shows_the_chunks_that_the_engine_itsel
             if any(value is not None for value in delta.values())
         ]
 
-    assert said(reply.body) == said(Recording.load("15b-reasoning-not-included-stream").payload)
+    assert said(reply.body) == said(Recording.named("15b-reasoning-not-included-stream").payload)
 
 
 async def test_an_aborted_generation_is_stored_with_what_it_had(gate: Gateway) -> None:
@@ -284,11 +284,11 @@ async def test_an_echoed_prompt_is_marked_and_never_captured_with_the_prompts_lo
 
 
 async def test_what_was_asked_and_answered_is_kept_with_the_entry(gate: Gateway) -> None:
-    recording = Recording.load("01-chat")
+    recording = Recording.named("01-chat")
     await gate.request(
         "POST",
         gate.base() + recording.path,
-        orjson.dumps(recording.plain_request()),
+        orjson.dumps(recording.client_request()),
         {"x-recording": "01-chat", "X-Claude-Code-Agent-Id": "agent-7", "content-type": "application/json"},
     )
     entry = await gate.entry()
@@ -321,11 +321,11 @@ async def test_a_recorded_conversation_becomes_one_snapshot_of_growing_prompts(g
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_official_client_works_through_the_gateway(gate: Gateway, stream: bool) -> None:
-    chat = Recording.load("02-chat-stream-usage" if stream else "01-chat")
-    completion = Recording.load("05-completion-stream" if stream else "04-completion")
+    chat = Recording.named("02-chat-stream-usage" if stream else "01-chat")
+    completion = Recording.named("05-completion-stream" if stream else "04-completion")
 
     def asked(recording: Recording) -> dict[str, Any]:
-        return {**recording.plain_request(), "extra_headers": {"x-recording": recording.name}}
+        return {**recording.client_request(), "extra_headers": {"x-recording": recording.name}}
 
     def sync_calls() -> tuple[str, str]:
         with openai.OpenAI(base_url=gate.base("sync") + "/v1", api_key="none", max_retries=0) as client:

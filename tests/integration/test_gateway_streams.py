@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from replay import Gateway, Recording, gateway, until
 
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.testing.replay import Cut, bytewise, in_chunks, whole
 
 SPLIT_CHARACTER = "字é🙂"
 
@@ -83,28 +83,14 @@ async def stored(gate: Gateway, count: int = 1) -> tuple[TokenEntry, ...]:
     return entries
 
 
-def bytewise(payload: bytes) -> list[bytes]:
-    return [payload[index : index + 1] for index in range(len(payload))]
-
-
-def randomly(payload: bytes) -> list[bytes]:
-    numbers = random.Random(7)
-    chunks = []
-    while payload:
-        size = numbers.randint(1, 90)
-        chunks.append(payload[:size])
-        payload = payload[size:]
-    return chunks
-
-
-@pytest.mark.parametrize("cut", [bytewise, randomly])
+@pytest.mark.parametrize("cut", [bytewise, in_chunks(7, longest=90)], ids=["bytewise", "in chunks"])
 @pytest.mark.parametrize(
     ("end", "space"),
     [(b"\n", b" "), (b"\r\n", b""), (b"\r", b""), (b"\r\n", b" ")],
     ids=["lf", "crlf-tight", "cr", "crlf"],
 )
 async def test_chunks_line_ends_and_spaces_change_neither_the_entry_nor_the_clients_bytes(
-    gate: Gateway, cut: Callable[[bytes], list[bytes]], end: bytes, space: bytes
+    gate: Gateway, cut: Cut, end: bytes, space: bytes
 ) -> None:
     def spelled(frames: Iterable[bytes]) -> bytes:
         lines = b"".join(frames).replace(b"data: ", b"data:" + space)
@@ -135,7 +121,7 @@ def _nulled(part: dict[str, Any]) -> bytes:
 async def test_recorded_streams_give_the_same_entry_byte_by_byte(gate: Gateway) -> None:
     for name in ("13c-tools-auto-text-and-call-stream", "07-chat-n2-stream", "05b-completion-stream-n2"):
         replies, entries = [], []
-        for number, cut in enumerate((lambda payload: [payload], bytewise, randomly)):
+        for number, cut in enumerate((whole, bytewise, in_chunks(7, longest=90))):
             gate.engine.cut = cut
             rollout = f"{name[:3]}-{number}"
             replies.append((await gate.replay(name, rollout=rollout)).body)
@@ -200,7 +186,7 @@ async def test_what_a_client_has_seen_whole_is_durable(gate: Gateway) -> None:
     for number in range(5):
         async with gate.session.post(
             gate.base(f"r{number}") + CHAT,
-            data=orjson.dumps(Recording.load("02-chat-stream-usage").plain_request()),
+            data=orjson.dumps(Recording.named("02-chat-stream-usage").client_request()),
             headers={"x-recording": "02-chat-stream-usage"},
         ) as response:
             await response.content.readuntil(b"data: [DONE]\n\n")
@@ -330,12 +316,13 @@ async def test_a_server_that_stops_finishes_the_calls_in_flight(tmp_path: Path) 
             gate.server.should_exit = True
 
             async def refusing() -> bool:
+                # A connection that only the kernel had accepted when the listener closed is reset.
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
-                except ConnectionRefusedError:
+                    writer.close()
+                    await writer.wait_closed()
+                except ConnectionError:
                     return True
-                writer.close()
-                await writer.wait_closed()
                 return False
 
             await until(refusing, 50.0)

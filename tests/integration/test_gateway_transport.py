@@ -104,7 +104,6 @@ async def test_a_reply_that_is_compressed_all_the_same_is_passed_on_whole_and_ma
     assert await gate.intents() == [None]
 
 
-@pytest.mark.parametrize("status", [301, 307, 308])
 @pytest.mark.parametrize(
     ("path", "body", "what"),
     [
@@ -115,15 +114,15 @@ async def test_a_reply_that_is_compressed_all_the_same_is_passed_on_whole_and_ma
     ],
 )
 async def test_a_client_that_is_sent_elsewhere_may_generate_there_so_the_rollout_is_masked(
-    gate: Gateway, path: str, body: bytes, what: str, status: int
+    gate: Gateway, path: str, body: bytes, what: str
 ) -> None:
     async def handler(request: web.Request) -> web.Response:
-        return web.Response(status=status, headers={"Location": "http://engine:8000/v1/chat/completions"})
+        return web.Response(status=307, headers={"Location": "http://engine:8000/v1/chat/completions"})
 
     gate.engine.handler = handler
     async with gate.session.post(gate.base() + path, data=body, allow_redirects=False) as response:
-        assert (response.status, response.headers["location"]) == (status, "http://engine:8000/v1/chat/completions")
-    told = f"{what}HTTP {status} to http://engine:8000/v1/chat/completions"
+        assert (response.status, response.headers["location"]) == (307, "http://engine:8000/v1/chat/completions")
+    told = f"{what}HTTP 307 to http://engine:8000/v1/chat/completions"
     assert await gate.flags() == [("uncaptured_endpoint", told)]
     assert (await gate.store.freeze("r1")).incomplete
 

@@ -34,7 +34,7 @@ def calls(chain: str) -> list[str]:
 
 def recorded(name: str) -> tuple[list[int], list[int], list[float]]:
     """Prompt ids, sampled ids and log probabilities, read from the recording in the plainest way."""
-    payload = Recording.load(name).payload
+    payload = Recording.named(name).payload
     frames = [payload] if payload.startswith(b"{") else payload.split(b"\n\n")
     datas = [frame.removeprefix(b"data: ") for frame in frames if frame.strip() and not frame.endswith(b"[DONE]")]
     prompt: list[int] = []
