@@ -183,8 +183,8 @@ TABLES = [
         PRIMARY KEY (outcome_id)
     ) STRICT
     """,
-    "CREATE INDEX build_outcomes_by_rollout ON build_outcomes (rollout_id)",
-    "CREATE INDEX build_outcomes_by_snapshot ON build_outcomes (snapshot_id)",
+    "CREATE INDEX build_outcomes_by_rollout ON build_outcomes (rollout_id, version)",
+    "CREATE INDEX build_outcomes_by_snapshot ON build_outcomes (snapshot_id, version)",
     """
     CREATE INDEX build_outcomes_masked ON build_outcomes (rollout_id, snapshot_id)
     WHERE outcome IN ('masked', 'failed')
@@ -220,7 +220,8 @@ END
 EVIDENCE = """
 CREATE TRIGGER {table}_evidence BEFORE DELETE ON {table}
 WHEN (
-    SELECT outcome FROM build_outcomes WHERE snapshot_id = OLD.snapshot_id ORDER BY outcome_id DESC LIMIT 1
+    SELECT outcome FROM build_outcomes WHERE snapshot_id = OLD.snapshot_id
+    ORDER BY version DESC, outcome_id DESC LIMIT 1
 ) IN ('masked', 'failed')
 BEGIN
     SELECT RAISE(ABORT, 'a masked or failed snapshot is evidence; record the outcome released to delete it');
@@ -259,7 +260,7 @@ TOKEN_ID = " + ".join(
 LATEST_OUTCOME = """(
                SELECT o.{column} FROM build_outcomes AS o
                 WHERE o.rollout_id = r.rollout_id AND o.recorded_at >= r.opened_at
-                ORDER BY o.outcome_id DESC LIMIT 1)"""
+                ORDER BY o.version DESC, o.outcome_id DESC LIMIT 1)"""
 
 PROCESS = """w.pid, w.host, w.writer_id, w.boot_id,
            datetime(w.started_at, 'unixepoch') AS process_started,
@@ -307,7 +308,8 @@ VIEWS = [
     JOIN snapshots AS s ON s.snapshot_id = o.snapshot_id
     WHERE o.outcome IN ('masked', 'failed')
       AND NOT EXISTS (SELECT 1 FROM build_outcomes AS later
-                       WHERE later.snapshot_id = o.snapshot_id AND later.outcome_id > o.outcome_id)
+                       WHERE later.snapshot_id = o.snapshot_id
+                         AND (later.version, later.outcome_id) > (o.version, o.outcome_id))
     """,
     f"""
     CREATE VIEW lost_calls AS

@@ -134,6 +134,8 @@ class OutcomeRecorder(Protocol):
     ) -> None:
         """Append a verdict: ``delivered``, ``masked`` or ``failed``. It outlives the snapshot.
 
+        The latest verdict on the newest version counts: one that comes late, on an older version,
+        neither lets the rollout be dropped nor keeps it.
         The same verdict as the latest one of this snapshot and version is not appended again.
 
         Raises:

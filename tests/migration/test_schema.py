@@ -20,7 +20,8 @@ from sqlalchemy import create_engine
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.migrate import migrations_directory
-from token_id_capture.store.schema import APPLICATION_ID, HEAD_REVISION, metadata
+from token_id_capture.store.revision import APPLICATION_ID, HEAD_REVISION
+from token_id_capture.store.schema import metadata
 
 
 def scripts() -> ScriptDirectory:

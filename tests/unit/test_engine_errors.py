@@ -165,9 +165,8 @@ async def test_a_file_that_another_program_took_out_of_wal_mode_is_refused(tmp_p
 async def test_a_reading_connection_cannot_write(tmp_path: Path) -> None:
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await store.put(ENTRY)
-        async with store._reading() as connection:
-            with pytest.raises(OperationalError, match="readonly"):
-                await connection.exec_driver_sql("DELETE FROM entries")
+        with pytest.raises(errors.UnusableDatabaseError, match="readonly"):
+            await store._read(lambda execute: execute("DELETE FROM entries", {}))
         assert await store.read_entries("first") == (ENTRY,)
 
 

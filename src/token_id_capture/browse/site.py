@@ -7,7 +7,6 @@ import sqlite3
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from datasette.app import Datasette
 from datasette.database import Database
@@ -15,7 +14,7 @@ from datasette.plugins import pm
 
 from token_id_capture.browse import plugin
 from token_id_capture.browse.queries import describe_database
-from token_id_capture.store.engine import BUSY_TIMEOUT_MILLISECONDS
+from token_id_capture.store.reading import connect
 
 DATABASE: Final = "captures"
 """The name of the database in the addresses of the pages, whatever the file is called."""
@@ -44,11 +43,7 @@ class CaptureDatabase(Database):  # type: ignore[misc]
         """
         if write:
             raise PermissionError(f"{self.path} is only looked at here")
-        uri = f"file:{quote(str(self.path))}?mode=ro"
-        connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}")
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA query_only = ON")
+        connection = connect(Path(self.path), check_same_thread=False)
         self._all_file_connections.append(connection)
         return connection
 

@@ -15,7 +15,7 @@ from token_id_capture.report.tree_drawing import ROLES, TreeDrawing, draw_tree
 
 if TYPE_CHECKING:
     from token_id_capture.store.evidence import Evidence
-    from token_id_capture.store.queries import FlagSummary
+    from token_id_capture.store.summaries import FlagSummary
 
 _EXCERPT: Final = 200
 

@@ -1,17 +1,18 @@
 """The durable store: one SQLite file in WAL mode, written by every server process of a machine.
 
-README.md in this folder draws the write path and lists guarantees and limits.
+README.md in this folder draws the write path and lists guarantees and limits. What needs SQLAlchemy
+or pydantic loads on first use, for whoever only looks at a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-from token_id_capture.records import validate_rollout_id
 from token_id_capture.store.listing import RolloutFilter
 from token_id_capture.store.location import DATABASE_NAME
-from token_id_capture.store.queries import (
+from token_id_capture.store.summaries import (
     CallSummary,
     FlagSummary,
     IntentSummary,
@@ -20,13 +21,16 @@ from token_id_capture.store.queries import (
     RolloutDetail,
     RolloutSummary,
 )
-from token_id_capture.store.store import TokenCaptureStore
 from token_id_capture.store.warnings import (
     PinnedWalWarning,
     StoreWarning,
     VolatileStorageWarning,
     WalResetBugWarning,
 )
+
+if TYPE_CHECKING:
+    from token_id_capture.records import validate_rollout_id
+    from token_id_capture.store.store import TokenCaptureStore
 
 __all__ = [
     "CallSummary",
@@ -46,6 +50,18 @@ __all__ = [
     "validate_rollout_id",
 ]
 
+_LAZY: Final = {
+    "TokenCaptureStore": "token_id_capture.store.store",
+    "validate_rollout_id": "token_id_capture.records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
 
 def make_token_store(config: Mapping[str, Any]) -> TokenCaptureStore | None:
     """The store that a global configuration means; nothing is opened yet.
@@ -57,6 +73,7 @@ def make_token_store(config: Mapping[str, Any]) -> TokenCaptureStore | None:
         ValueError: the block ``token_id_capture`` is malformed.
     """
     from token_id_capture.config import TokenIdCaptureConfig
+    from token_id_capture.store.store import TokenCaptureStore
 
     settings = TokenIdCaptureConfig.model_validate(config)
     directory = settings.resolved_dir()

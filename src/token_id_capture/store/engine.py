@@ -1,4 +1,7 @@
-"""Connections to the database file, and what every one of them is set to."""
+"""Connections to the database file, and what every one of them is set to.
+
+SQLAlchemy is imported where an engine is made: commands that read through the driver need none.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import quote
-
-from sqlalchemy import URL, Engine, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
+from typing import TYPE_CHECKING, Any, Final
 
 from token_id_capture.errors import StorageFullError, StoreError, UnusableDatabaseError
-from token_id_capture.store.schema import APPLICATION_ID
+from token_id_capture.store.location import file_uri
+from token_id_capture.store.revision import APPLICATION_ID
 from token_id_capture.store.warnings import WalResetBugWarning, warn
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 PAGE_SIZE: Final = 8192
 BUSY_TIMEOUT_MILLISECONDS: Final = 10_000
@@ -39,6 +42,13 @@ SETTINGS: Final[dict[str, int]] = {
     "wal_autocheckpoint": AUTOCHECKPOINT_PAGES,
     "journal_size_limit": 268_435_456,
     **({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {}),
+}
+
+READING_SETTINGS: Final[dict[str, int]] = {
+    "busy_timeout": BUSY_TIMEOUT_MILLISECONDS,
+    "trusted_schema": 0,
+    "cache_size": -16_384,
+    "query_only": 1,
 }
 
 # PRAGMA mmap_size has no answer where SQLite was built without it.
@@ -80,8 +90,11 @@ def writing_engine(path: Path) -> Engine:
     A deferred transaction that reads first and then writes fails at once under contention,
     whatever the busy timeout.
     """
+    from sqlalchemy import URL, create_engine, event
+    from sqlalchemy.pool import NullPool
+
     engine = create_engine(
-        URL.create("sqlite", database=_uri(path, "rw"), query={"uri": "true"}),
+        URL.create("sqlite", database=file_uri(path, "rw"), query={"uri": "true"}),
         poolclass=NullPool,
         connect_args={"check_same_thread": False},
     )
@@ -104,24 +117,20 @@ def reading_engine(path: Path) -> AsyncEngine:
     One is kept for the next read. The pool never makes a caller wait, so it belongs to no event
     loop, and neither does a connection between two uses.
     """
-    engine = create_async_engine(
-        URL.create("sqlite+aiosqlite", database=_uri(path, "ro"), query={"uri": "true"}), pool_size=1, max_overflow=-1
-    )
+    from sqlalchemy import URL, event
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    url = URL.create("sqlite+aiosqlite", database=file_uri(path, "ro"), query={"uri": "true"})
+    engine = create_async_engine(url, pool_size=1, max_overflow=-1)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _set(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}")
-        cursor.execute("PRAGMA trusted_schema = OFF")
-        cursor.execute("PRAGMA cache_size = -16384")
-        cursor.execute("PRAGMA query_only = ON")
+        for name, value in READING_SETTINGS.items():
+            cursor.execute(f"PRAGMA {name} = {value}")
         cursor.close()
 
     return engine
-
-
-def _uri(path: Path, mode: str) -> str:
-    return f"file:{quote(str(path))}?mode={mode}"
 
 
 def _apply_settings(connection: Any, path: Path) -> None:

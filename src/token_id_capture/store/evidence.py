@@ -13,16 +13,15 @@ from typing import Any, Final
 
 import orjson
 
-from token_id_capture.errors import UnknownRolloutError
 from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.store import queries
 from token_id_capture.store.codec import unpack_rollout
-from token_id_capture.store.queries import FlagSummary, IntentSummary, LateWriteSummary
 from token_id_capture.store.reading import transaction
-from token_id_capture.store.schema import ENTRY_COLUMNS
+from token_id_capture.store.summaries import FlagSummary, IntentSummary, LateWriteSummary
+from token_id_capture.store.verdicts import OLDEST_FIRST
 
 _ROLLOUTS_PER_PAGE: Final = 200
 
-_COLUMNS = ", ".join(ENTRY_COLUMNS)
 # The plus keeps SQLite from the index by state, after which every page would have to be sorted.
 _PAGE = "SELECT rollout_id FROM rollouts WHERE rollout_id > ? AND +state IN ({states}) ORDER BY rollout_id LIMIT ?"
 _ROLLOUT = """
@@ -31,24 +30,11 @@ _ROLLOUT = """
         OR EXISTS (SELECT 1 FROM call_intents AS i WHERE i.rollout_id = r.rollout_id AND i.outcome IS NULL)
     FROM rollouts AS r WHERE rollout_id = ?
 """
-_ENTRIES = f"SELECT {_COLUMNS} FROM entries WHERE rollout_id = ? ORDER BY rowid"
 _SNAPSHOT = "SELECT version, incomplete FROM snapshots WHERE snapshot_id = ? ORDER BY version DESC LIMIT 1"
-_SNAPSHOT_ENTRIES = f"SELECT {_COLUMNS} FROM snapshot_entries WHERE snapshot_id = ? AND version = ? ORDER BY rowid"
-_FLAGS = """
-    SELECT model_call_id, reason, detail, flagged_at FROM incomplete_flags WHERE rollout_id = ? ORDER BY flag_id
-"""
-_INTENTS = """
-    SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host
-    FROM call_intents AS i JOIN writers AS w ON w.writer_id = i.writer_id
-    WHERE i.rollout_id = ? ORDER BY i.begun_at, i.model_call_id
-"""
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
-_VERDICTS = """
+_VERDICTS = f"""
     SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
-    WHERE rollout_id = ? AND recorded_at >= ? ORDER BY outcome_id
-"""
-_LATE_WRITES = """
-    SELECT model_call_id, state, attempted_at FROM late_writes WHERE rollout_id = ? ORDER BY attempted_at
+    WHERE rollout_id = ? AND recorded_at >= ? ORDER BY {OLDEST_FIRST}
 """
 
 
@@ -108,15 +94,18 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
     with transaction(connection):
         row = connection.execute(_ROLLOUT, (rollout_id,)).fetchone()
         if row is None:
-            raise UnknownRolloutError(
-                f"no rollout {rollout_id!r} is in this database: check the id (tokcap ls lists them) and --database"
-            )
+            raise queries.unknown(rollout_id)
         state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
         head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
         verdicts = connection.execute(_VERDICTS, (rollout_id, opened_at)).fetchall()
-        flags, intents, late_writes = (
-            connection.execute(statement, (rollout_id,)).fetchall() if everything else []
-            for statement in (_FLAGS, _INTENTS, _LATE_WRITES)
+        more: dict[str, Any] = (
+            {
+                "flags": queries.flags(connection.execute, rollout_id),
+                "intents": queries.intents(connection.execute, rollout_id),
+                "late_writes": queries.late_writes(connection.execute, rollout_id),
+            }
+            if everything
+            else {}
         )
     if head is not None:
         incomplete = bool(head[1]) or version > head[0]
@@ -136,24 +125,18 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
         retired_at,
         snapshot,
         tuple(_verdict(*row) for row in verdicts),
-        tuple(FlagSummary(*row) for row in flags),
-        tuple(IntentSummary(*row) for row in intents),
-        tuple(LateWriteSummary(*row) for row in late_writes),
+        **more,
     )
 
 
 def _entry_rows(
     connection: sqlite3.Connection, rollout_id: str, state: str, snapshot_id: str | None
-) -> tuple[tuple[int, int] | None, list[dict[str, Any]]]:
+) -> tuple[tuple[int, int] | None, queries.Rows]:
     """Version and completeness of the latest snapshot, None if there is none, and the rows of the calls."""
     if state != "frozen":
-        return None, _as_dicts(connection.execute(_ENTRIES, (rollout_id,)).fetchall())
+        return None, queries.entry_rows(connection.execute, rollout_id)
     head = connection.execute(_SNAPSHOT, (snapshot_id,)).fetchone()
-    return head, _as_dicts(connection.execute(_SNAPSHOT_ENTRIES, (snapshot_id, head[0])).fetchall())
-
-
-def _as_dicts(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    return [dict(zip(ENTRY_COLUMNS, row, strict=True)) for row in rows]
+    return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0])
 
 
 def _verdict(version: int, outcome: str, reason: str, metrics: str, recorded_at: float) -> Verdict:

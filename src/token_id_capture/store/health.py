@@ -20,7 +20,8 @@ from token_id_capture.store.engine import has_wal_reset_bug
 from token_id_capture.store.liveness import Liveness, liveness_of
 from token_id_capture.store.location import file_system_of
 from token_id_capture.store.reading import read_only, transaction, wal_bytes
-from token_id_capture.store.schema import HEAD_REVISION
+from token_id_capture.store.revision import HEAD_REVISION
+from token_id_capture.store.verdicts import latest_of
 from token_id_capture.store.verification import structure_damage
 
 _EXAMPLES: Final = 5
@@ -32,20 +33,18 @@ _OPEN_ROLLOUTS = """
     SELECT r.rollout_id, EXISTS (SELECT 1 FROM entries AS e WHERE e.rollout_id = r.rollout_id)
     FROM rollouts AS r WHERE r.state = 'open' ORDER BY r.rollout_id
 """
-_FROZEN_ROLLOUTS = """
+_FROZEN_ROLLOUTS = f"""
     SELECT r.rollout_id, r.version, o.version, o.outcome, o.reason
     FROM rollouts AS r
-    LEFT JOIN build_outcomes AS o ON o.outcome_id =
-      (SELECT max(latest.outcome_id) FROM build_outcomes AS latest WHERE latest.snapshot_id = r.snapshot_id)
+    LEFT JOIN build_outcomes AS o ON o.outcome_id = {latest_of("r.snapshot_id")}
     WHERE r.state = 'frozen' ORDER BY r.rollout_id
 """
-_OPEN_CALLS = """
+_OPEN_CALLS = f"""
     SELECT i.rollout_id, i.model_call_id, i.writer_id, i.begun_at, r.state,
            (SELECT f.reason FROM incomplete_flags AS f
              WHERE f.rollout_id = i.rollout_id AND f.model_call_id = i.model_call_id
              ORDER BY f.flag_id DESC LIMIT 1) AS reason,
-           (SELECT o.outcome FROM build_outcomes AS o
-             WHERE o.snapshot_id = r.snapshot_id ORDER BY o.outcome_id DESC LIMIT 1) AS outcome
+           (SELECT o.outcome FROM build_outcomes AS o WHERE o.outcome_id = {latest_of("r.snapshot_id")}) AS outcome
     FROM call_intents AS i JOIN rollouts AS r ON r.rollout_id = i.rollout_id
     WHERE i.outcome IS NULL ORDER BY i.begun_at, i.rollout_id, i.model_call_id
 """

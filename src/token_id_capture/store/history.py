@@ -9,11 +9,12 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
+from token_id_capture.store.verdicts import FORBIDS_TRAINING, latest_of
+
 # An administrator's release says nothing about a build, so what was decided before it counts.
-_LATEST: Final = """
+_LATEST: Final = f"""
     FROM build_outcomes AS o
-    WHERE o.outcome_id = (SELECT max(l.outcome_id) FROM build_outcomes AS l
-                           WHERE l.snapshot_id = o.snapshot_id AND l.outcome <> 'released')
+    WHERE o.outcome_id = {latest_of("o.snapshot_id", "l.outcome <> 'released'")}
 """
 _SPAN = "SELECT min(recorded_at), max(recorded_at) FROM build_outcomes WHERE outcome <> 'released'"
 _COUNTS = f"""
@@ -27,12 +28,10 @@ _FLAGS = """
     SELECT reason, count(*), count(DISTINCT rollout_id) FROM incomplete_flags GROUP BY reason ORDER BY 2 DESC, 1
 """
 _OPEN_CALLS = "SELECT count(*) FROM call_intents WHERE outcome IS NULL"
-_KEPT = """
+_KEPT = f"""
     SELECT o.rollout_id, o.version, o.outcome, o.reason, o.recorded_at
     FROM build_outcomes AS o JOIN rollouts AS r ON r.rollout_id = o.rollout_id AND r.snapshot_id = o.snapshot_id
-    WHERE o.outcome IN ('masked', 'failed') AND r.state = 'frozen'
-      AND NOT EXISTS (SELECT 1 FROM build_outcomes AS l
-                       WHERE l.snapshot_id = o.snapshot_id AND l.outcome_id > o.outcome_id)
+    WHERE o.{FORBIDS_TRAINING} AND r.state = 'frozen' AND o.outcome_id = {latest_of("o.snapshot_id")}
     ORDER BY o.outcome_id DESC LIMIT ?
 """
 

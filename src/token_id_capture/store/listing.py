@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import bindparam, select, text, union
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from token_id_capture.store.queries import RolloutSummary, latest_outcome, summaries
-from token_id_capture.store.schema import (
-    FORBIDS_TRAINING,
-    build_outcomes,
-    call_intents,
-    entries,
-    incomplete_flags,
-    rollouts,
-)
+from token_id_capture.store.queries import SUMMARIES, Execute
+from token_id_capture.store.summaries import RolloutSummary
+from token_id_capture.store.verdicts import FORBIDS_TRAINING
 
 RolloutState = Literal["open", "frozen", "retired"]
 
@@ -41,39 +32,37 @@ class RolloutFilter:
 EVERY_ROLLOUT = RolloutFilter()
 
 
-async def list_rollouts(
-    connection: AsyncConnection, after: str, limit: int, wanted: RolloutFilter = EVERY_ROLLOUT
+def list_rollouts(
+    execute: Execute, after: str, limit: int, wanted: RolloutFilter = EVERY_ROLLOUT
 ) -> list[RolloutSummary]:
     """The next ``limit`` wanted rollouts whose id sorts behind ``after``."""
-    page = (
-        summaries()
-        .where(rollouts.c.rollout_id > bindparam("after"), *_conditions(wanted))
-        .order_by(rollouts.c.rollout_id)
-        .limit(bindparam("page"))
-    )
-    rows = await connection.execute(page, {"after": after, "page": limit})
-    return [RolloutSummary(*row) for row in rows]
+    conditions = " AND ".join(["r.rollout_id > :after", *_conditions(wanted)])
+    parameters = {
+        "after": after,
+        "limit": limit,
+        "state": wanted.state,
+        "since": wanted.opened_since,
+        "model": wanted.model,
+    }
+    page = execute(f"{SUMMARIES} WHERE {conditions} ORDER BY r.rollout_id LIMIT :limit", parameters)
+    return [RolloutSummary(*row) for row in page.fetchall()]
 
 
-def _conditions(wanted: RolloutFilter) -> Iterator[Any]:
+def _conditions(wanted: RolloutFilter) -> Iterator[str]:
     """Each is answered from an index, also where none of very many rollouts fulfils it."""
     if wanted.state is not None:
-        yield rollouts.c.state == wanted.state
+        yield "r.state = :state"
     if wanted.opened_since is not None:
-        yield rollouts.c.opened_at >= wanted.opened_since
+        yield "r.opened_at >= :since"
     if wanted.masked:
         # An index of such verdicts finds candidates; a later verdict may have taken one back.
-        yield rollouts.c.rollout_id.in_(_behind(build_outcomes, text(FORBIDS_TRAINING)))
-        yield latest_outcome(build_outcomes.c.outcome).in_(["masked", "failed"])
+        judged = f"SELECT rollout_id FROM build_outcomes WHERE rollout_id > :after AND {FORBIDS_TRAINING}"
+        yield f"r.rollout_id IN ({judged})"
+        yield "o.latest_outcome IN ('masked', 'failed')"
     if wanted.incomplete:
-        is_open = call_intents.c.outcome.is_(None)
-        yield rollouts.c.rollout_id.in_(union(_behind(incomplete_flags), _behind(call_intents, is_open)))
-    if wanted.model is not None:
-        of_model = select(entries.c.rollout_id).where(
-            entries.c.rollout_id == rollouts.c.rollout_id, entries.c.model == wanted.model
+        yield (
+            "r.rollout_id IN (SELECT rollout_id FROM incomplete_flags WHERE rollout_id > :after "
+            "UNION SELECT rollout_id FROM call_intents WHERE rollout_id > :after AND outcome IS NULL)"
         )
-        yield of_model.correlate(rollouts).exists()
-
-
-def _behind(table: Any, *conditions: Any) -> Any:
-    return select(table.c.rollout_id).where(table.c.rollout_id > bindparam("after"), *conditions)
+    if wanted.model is not None:
+        yield "EXISTS (SELECT 1 FROM entries AS e WHERE e.rollout_id = r.rollout_id AND e.model = :model)"

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from token_id_capture.errors import UnsupportedFileSystemError, UnusableDatabaseError
 from token_id_capture.store.warnings import VolatileStorageWarning, warn
@@ -48,6 +48,16 @@ def database_path(database: str | Path) -> Path:
     if path.is_dir() or text.endswith(os.sep) or (not path.suffix and not path.is_file()):
         return path / DATABASE_NAME
     return path
+
+
+def file_uri(path: Path, mode: str) -> str:
+    """The URI of a database file for SQLite; ``mode`` is ``ro`` or ``rw``."""
+    return f"file:{quote(str(path))}?mode={mode}"
+
+
+def missing(path: Path) -> UnusableDatabaseError:
+    """The error for a database that should exist and does not."""
+    return UnusableDatabaseError(f"there is no capture database at {path}: check the path given with --database")
 
 
 def check_file_system(path: Path) -> None:

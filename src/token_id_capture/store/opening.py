@@ -7,12 +7,11 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.store.engine import create_file, translated, warn_about_wal_reset, writing_engine
 from token_id_capture.store.gate import Gate
-from token_id_capture.store.location import check_file_system
-from token_id_capture.store.migrate import file_revision, migrate
-from token_id_capture.store.schema import HEAD_REVISION
+from token_id_capture.store.location import check_file_system, missing
+from token_id_capture.store.migrate import migrate
+from token_id_capture.store.revision import HEAD_REVISION, file_revision
 
 
 def open_for_writing(path: Path, gate: Gate, *, create: bool, gate_held: bool = False) -> Engine:
@@ -46,8 +45,3 @@ def open_for_writing(path: Path, gate: Gate, *, create: bool, gate_held: bool = 
             raise problem from error
         raise
     return engine
-
-
-def missing(path: Path) -> UnusableDatabaseError:
-    """The error for a database that should exist and does not."""
-    return UnusableDatabaseError(f"there is no capture database at {path}: check the path given with --database")

@@ -21,16 +21,16 @@ from token_id_capture.store.process import boot_id
 from token_id_capture.store.reading import read_only
 from token_id_capture.store.retirement import Removal, remove
 from token_id_capture.store.snapshot import Outcome, append_outcome
+from token_id_capture.store.verdicts import FORBIDS_TRAINING, latest_of
 from token_id_capture.store.verification import Progress
 
 # Rows a step: a few milliseconds behind the gate.
 _ROLLOUTS_PER_STEP: Final = 100
 _ROWS_PER_STEP: Final = 5_000
 
-_EVIDENCE = """
-    FROM rollouts AS r JOIN build_outcomes AS o ON o.outcome_id =
-      (SELECT max(latest.outcome_id) FROM build_outcomes AS latest WHERE latest.snapshot_id = r.snapshot_id)
-    WHERE r.state = 'frozen' AND o.outcome IN ('masked', 'failed') AND o.recorded_at < :before
+_EVIDENCE = f"""
+    FROM rollouts AS r JOIN build_outcomes AS o ON o.outcome_id = {latest_of("r.snapshot_id")}
+    WHERE r.state = 'frozen' AND o.{FORBIDS_TRAINING} AND o.recorded_at < :before
 """
 _TOMBSTONES = "FROM rollouts WHERE state = 'retired' AND retired_at < :before"
 _IS_GONE = """

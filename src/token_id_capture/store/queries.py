@@ -1,251 +1,142 @@
-"""What people and commands read: summaries, one rollout in full, and its stored entries."""
+"""What is read of single rollouts: a summary, all but the tokens, and the stored calls.
+
+Plain SQL, so that a command that only looks needs the driver and nothing else. Each function takes
+what runs a statement: ``execute`` of a connection of the driver, or ``exec_driver_sql`` of SQLAlchemy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Select, bindparam, func, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from token_id_capture.errors import UnknownRolloutError
-from token_id_capture.store.schema import (
-    ENTRY_COLUMNS,
-    build_outcomes,
-    call_intents,
-    entries,
-    incomplete_flags,
-    late_writes,
-    rollouts,
-    snapshot_entries,
-    snapshots,
-    writers,
+from token_id_capture.store.summaries import (
+    CallSummary,
+    FlagSummary,
+    IntentSummary,
+    LateWriteSummary,
+    OutcomeSummary,
+    RolloutDetail,
+    RolloutSummary,
 )
+from token_id_capture.store.verdicts import OLDEST_FIRST
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutSummary:
-    """One rollout in a line; lengths in tokens, times in seconds since the epoch.
+class Result(Protocol):
+    """The rows of a statement."""
 
-    ``outcome`` and ``reason`` are those of the latest verdict, None if there is none.
-    """
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+        ...
 
-    rollout_id: str
-    state: str
-    version: int
-    snapshot_id: str | None
-    calls: int
-    prompt_tokens_longest: int
-    generated_tokens: int
-    flags: int
-    open_intents: int
-    outcome: str | None
-    reason: str | None
-    opened_at: float
+    def fetchall(self) -> Sequence[Any]:
+        """All rows that are left."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class CallSummary:
-    """One stored call, without its tokens."""
+Execute = Callable[[str, Mapping[str, Any]], Result]
+Rows = list[dict[str, Any]]
 
-    model_call_id: str
-    prefix_call_id: str | None
-    prefix_length: int
-    prompt_length: int
-    generation_length: int
-    model: str
-    finish_reason: str | None
-    created_at: float
+SUMMARIES: Final = """
+    SELECT o.rollout_id, o.state, o.version, o.snapshot_id, o.calls, o.longest_prompt, o.generated_tokens,
+           o.flags, o.open_calls, o.latest_outcome, o.latest_reason, r.opened_at
+    FROM rollouts AS r JOIN rollout_overview AS o ON o.rollout_id = r.rollout_id
+"""
+"""The fields of ``RolloutSummary``. Of entries, an index is all that it reads."""
 
+# What codec.unpack_rollout reads.
+_ENTRY_COLUMNS: Final = (
+    *("model_call_id", "sequence_digest", "prefix_call_id", "prefix_length", "prompt_length", "generation_length"),
+    *("sequence_length", "schema_version", "model", "finish_reason", "created_at", "content", "extras"),
+    *("prompt_suffix", "generation", "log_probs", "routed_experts"),
+)
+_ENTRY: Final = ", ".join(_ENTRY_COLUMNS)
 
-@dataclass(frozen=True, slots=True)
-class FlagSummary:
-    """Why the rollout is incomplete."""
-
-    model_call_id: str
-    reason: str
-    detail: str
-    flagged_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class IntentSummary:
-    """A call that was begun and of which no entry is stored; ``outcome`` None means still open."""
-
-    model_call_id: str
-    outcome: str | None
-    detail: str
-    begun_at: float
-    writer_pid: int
-    writer_host: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeSummary:
-    """A consumer's verdict."""
-
-    version: int
-    outcome: str
-    reason: str
-    recorded_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class LateWriteSummary:
-    """A record that was refused because it came too late."""
-
-    model_call_id: str
-    state: str
-    attempted_at: float
+_SUMMARY = f"{SUMMARIES} WHERE r.rollout_id = :rollout"
+_CALLS = """
+    SELECT model_call_id, prefix_call_id, prefix_length, prompt_length, generation_length, model, finish_reason,
+           created_at
+    FROM entries WHERE rollout_id = :rollout ORDER BY rowid
+"""
+_FLAGS = """
+    SELECT model_call_id, reason, detail, flagged_at FROM incomplete_flags WHERE rollout_id = :rollout ORDER BY flag_id
+"""
+_INTENTS = """
+    SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host
+    FROM call_intents AS i JOIN writers AS w ON w.writer_id = i.writer_id
+    WHERE i.rollout_id = :rollout ORDER BY i.begun_at, i.model_call_id
+"""
+# Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
+_OUTCOMES = f"""
+    SELECT version, outcome, reason, recorded_at FROM build_outcomes
+    WHERE rollout_id = :rollout AND recorded_at >= :opened_at ORDER BY {OLDEST_FIRST}
+"""
+_LATE_WRITES = """
+    SELECT model_call_id, state, attempted_at FROM late_writes WHERE rollout_id = :rollout ORDER BY attempted_at
+"""
+_ENTRIES = f"SELECT {_ENTRY} FROM entries WHERE rollout_id = :rollout ORDER BY rowid"
+_OF_SNAPSHOT = "WHERE snapshot_id = :snapshot AND version = :version"
+_SNAPSHOT_ENTRIES = f"SELECT {_ENTRY} FROM snapshot_entries {_OF_SNAPSHOT} ORDER BY rowid"
+_SNAPSHOT = f"SELECT 1 FROM snapshots {_OF_SNAPSHOT}"
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutDetail:
-    """All that is stored about one rollout, but for tokens."""
-
-    summary: RolloutSummary
-    calls: tuple[CallSummary, ...]
-    flags: tuple[FlagSummary, ...]
-    intents: tuple[IntentSummary, ...]
-    outcomes: tuple[OutcomeSummary, ...]
-    late_writes: tuple[LateWriteSummary, ...]
-
-
-def _of(table: Any, what: Any) -> Any:
-    return select(what).where(table.c.rollout_id == rollouts.c.rollout_id).correlate(rollouts).scalar_subquery()
-
-
-def latest_outcome(value: Any) -> Any:
-    """A column of the latest verdict on a rollout, for a statement that selects from ``rollouts``."""
-    return (
-        select(value)
-        # Outcomes outlive a rollout; those of an earlier use of the id say nothing about this one.
-        .where(
-            build_outcomes.c.rollout_id == rollouts.c.rollout_id, build_outcomes.c.recorded_at >= rollouts.c.opened_at
-        )
-        .order_by(build_outcomes.c.outcome_id.desc())
-        .limit(1)
-        .correlate(rollouts)
-        .scalar_subquery()
+def unknown(rollout_id: str) -> UnknownRolloutError:
+    """The error for a rollout that should exist and does not."""
+    return UnknownRolloutError(
+        f"no rollout {rollout_id!r} is in this database: check the id (tokcap ls lists them) and --database"
     )
 
 
-def summaries() -> Select[Any]:
-    """A statement whose rows are the fields of ``RolloutSummary``. Of entries it reads only an index."""
-    open_intents = (
-        select(func.count())
-        .select_from(call_intents)
-        .where(call_intents.c.rollout_id == rollouts.c.rollout_id, call_intents.c.outcome.is_(None))
-        .correlate(rollouts)
-        .scalar_subquery()
-    )
-    longest_prompt = entries.c.sequence_length - entries.c.generation_length
-    return select(
-        rollouts.c.rollout_id,
-        rollouts.c.state,
-        rollouts.c.version,
-        rollouts.c.snapshot_id,
-        _of(entries, func.count()).label("calls"),
-        _of(entries, func.coalesce(func.max(longest_prompt), 0)).label("prompt_tokens_longest"),
-        _of(entries, func.coalesce(func.sum(entries.c.generation_length), 0)).label("generated_tokens"),
-        _of(incomplete_flags, func.count()).label("flags"),
-        open_intents.label("open_intents"),
-        latest_outcome(build_outcomes.c.outcome).label("outcome"),
-        latest_outcome(build_outcomes.c.reason).label("reason"),
-        rollouts.c.opened_at,
-    )
-
-
-_ONE = summaries().where(rollouts.c.rollout_id == bindparam("rollout"))
-_CALLS = (
-    select(*(entries.c[name] for name in CallSummary.__dataclass_fields__))
-    .where(entries.c.rollout_id == bindparam("rollout"))
-    .order_by(text("entries.rowid"))
-)
-_FLAGS = (
-    select(*(incomplete_flags.c[name] for name in FlagSummary.__dataclass_fields__))
-    .where(incomplete_flags.c.rollout_id == bindparam("rollout"))
-    .order_by(incomplete_flags.c.flag_id)
-)
-_INTENTS = (
-    select(
-        call_intents.c.model_call_id,
-        call_intents.c.outcome,
-        call_intents.c.detail,
-        call_intents.c.begun_at,
-        writers.c.pid,
-        writers.c.host,
-    )
-    .join(writers, writers.c.writer_id == call_intents.c.writer_id)
-    .where(call_intents.c.rollout_id == bindparam("rollout"))
-    .order_by(call_intents.c.begun_at, call_intents.c.model_call_id)
-)
-_OUTCOMES = (
-    select(*(build_outcomes.c[name] for name in OutcomeSummary.__dataclass_fields__))
-    .where(build_outcomes.c.rollout_id == bindparam("rollout"))
-    .order_by(build_outcomes.c.outcome_id)
-)
-_LATE_WRITES = (
-    select(*(late_writes.c[name] for name in LateWriteSummary.__dataclass_fields__))
-    .where(late_writes.c.rollout_id == bindparam("rollout"))
-    .order_by(late_writes.c.attempted_at)
-)
-_ENTRY_ROWS = (
-    select(*(entries.c[name] for name in ENTRY_COLUMNS))
-    .where(entries.c.rollout_id == bindparam("rollout"))
-    .order_by(text("entries.rowid"))
-)
-_SNAPSHOT_ROWS = (
-    select(*(snapshot_entries.c[name] for name in ENTRY_COLUMNS))
-    .where(
-        snapshot_entries.c.snapshot_id == bindparam("snapshot"),
-        snapshot_entries.c.version == bindparam("at_version"),
-    )
-    .order_by(text("snapshot_entries.rowid"))
-)
-
-_SNAPSHOT = select(snapshots.c.entry_count).where(
-    snapshots.c.snapshot_id == bindparam("snapshot"), snapshots.c.version == bindparam("at_version")
-)
-
-Rows = list[Mapping[str, Any]]
-
-
-async def describe_rollout(connection: AsyncConnection, rollout_id: str) -> RolloutDetail:
-    """One rollout in full.
+def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
+    """One rollout in full, but for its tokens.
 
     Raises:
         UnknownRolloutError: there is no row of it.
     """
-    parameters = {"rollout": rollout_id}
-    summary = (await connection.execute(_ONE, parameters)).one_or_none()
-    if summary is None:
-        raise UnknownRolloutError(
-            f"no rollout {rollout_id!r} is in this database: check the id (tokcap ls lists them) and --database"
-        )
+    row = execute(_SUMMARY, {"rollout": rollout_id}).fetchone()
+    if row is None:
+        raise unknown(rollout_id)
+    summary = RolloutSummary(*row)
+    outcomes = execute(_OUTCOMES, {"rollout": rollout_id, "opened_at": summary.opened_at}).fetchall()
     return RolloutDetail(
-        summary=RolloutSummary(*summary),
-        calls=tuple(CallSummary(*row) for row in await connection.execute(_CALLS, parameters)),
-        flags=tuple(FlagSummary(*row) for row in await connection.execute(_FLAGS, parameters)),
-        intents=tuple(IntentSummary(*row) for row in await connection.execute(_INTENTS, parameters)),
-        outcomes=tuple(OutcomeSummary(*row) for row in await connection.execute(_OUTCOMES, parameters)),
-        late_writes=tuple(LateWriteSummary(*row) for row in await connection.execute(_LATE_WRITES, parameters)),
+        summary=summary,
+        calls=tuple(CallSummary(*row) for row in execute(_CALLS, {"rollout": rollout_id}).fetchall()),
+        flags=flags(execute, rollout_id),
+        intents=intents(execute, rollout_id),
+        outcomes=tuple(OutcomeSummary(*row) for row in outcomes),
+        late_writes=late_writes(execute, rollout_id),
     )
 
 
-async def entry_rows(connection: AsyncConnection, rollout_id: str) -> Rows:
+def flags(execute: Execute, rollout_id: str) -> tuple[FlagSummary, ...]:
+    """Why the rollout is incomplete, in the order in which that was noticed."""
+    return tuple(FlagSummary(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
+
+
+def intents(execute: Execute, rollout_id: str) -> tuple[IntentSummary, ...]:
+    """Its calls of which no entry is stored, the earliest first."""
+    return tuple(IntentSummary(*row) for row in execute(_INTENTS, {"rollout": rollout_id}).fetchall())
+
+
+def late_writes(execute: Execute, rollout_id: str) -> tuple[LateWriteSummary, ...]:
+    """What came too late, the earliest first."""
+    return tuple(LateWriteSummary(*row) for row in execute(_LATE_WRITES, {"rollout": rollout_id}).fetchall())
+
+
+def entry_rows(execute: Execute, rollout_id: str) -> Rows:
     """The rows of a rollout's entries, in the order in which they were stored."""
-    return list((await connection.execute(_ENTRY_ROWS, {"rollout": rollout_id})).mappings())  # type: ignore[arg-type]
+    return _as_dicts(execute(_ENTRIES, {"rollout": rollout_id}))
 
 
-async def snapshot_rows(connection: AsyncConnection, snapshot_id: str, version: int) -> Rows:
+def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows:
     """The rows of a snapshot's entries, in the order in which they were stored."""
-    result = await connection.execute(_SNAPSHOT_ROWS, {"snapshot": snapshot_id, "at_version": version})
-    return list(result.mappings())  # type: ignore[arg-type]
+    return _as_dicts(execute(_SNAPSHOT_ENTRIES, {"snapshot": snapshot_id, "version": version}))
 
 
-async def snapshot_exists(connection: AsyncConnection, snapshot_id: str, version: int) -> bool:
+def snapshot_exists(execute: Execute, snapshot_id: str, version: int) -> bool:
     """Whether this version of the snapshot is still stored."""
-    result = await connection.execute(_SNAPSHOT, {"snapshot": snapshot_id, "at_version": version})
-    return result.one_or_none() is not None
+    return execute(_SNAPSHOT, {"snapshot": snapshot_id, "version": version}).fetchone() is not None
+
+
+def _as_dicts(result: Result) -> Rows:
+    return [dict(zip(_ENTRY_COLUMNS, row, strict=True)) for row in result.fetchall()]

@@ -7,13 +7,12 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
 from token_id_capture.errors import UnusableDatabaseError
-from token_id_capture.store.engine import BUSY_TIMEOUT_MILLISECONDS, translated
-from token_id_capture.store.migrate import refuse_newer, revision_of
-from token_id_capture.store.opening import missing
-from token_id_capture.store.schema import HEAD_REVISION
+from token_id_capture.store.engine import READING_SETTINGS, translated
+from token_id_capture.store.location import file_uri, missing
+from token_id_capture.store.revision import HEAD_REVISION, file_revision, refuse_newer, revision_of
 
 
 @contextmanager
@@ -34,19 +33,47 @@ def read_only(
     if not path.exists():
         raise missing(path)
     try:
-        connection = sqlite3.connect(_uri(path, nobody_writes), uri=True, isolation_level=None)
+        connection = connect(path, nobody_writes=nobody_writes)
         try:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}")
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA cache_size = -16384")
-            if not may_vacuum_into:
-                connection.execute("PRAGMA query_only = ON")
+            if may_vacuum_into:
+                connection.execute("PRAGMA query_only = OFF")
             _check_revision(revision_of(connection, path), path)
             yield connection
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise _unreadable(error, path) from error
+
+
+def connect(path: Path, *, nobody_writes: bool = False, **options: Any) -> sqlite3.Connection:
+    """A connection that cannot change the file, as ``read_only`` has it, without a look at the schema.
+
+    ``options`` are more of ``sqlite3.connect``. Errors are those of the driver.
+    """
+    uri = file_uri(path, "ro") + ("&immutable=1" if nobody_writes else "")
+    connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, isolation_level=None, **options)
+    try:
+        for name, value in READING_SETTINGS.items():
+            connection.execute(f"PRAGMA {name} = {value}")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def needs_a_writer(path: Path) -> bool:
+    """Whether the file must be opened for writing once: it is older, or its creation was cut short.
+
+    Raises:
+        UnusableDatabaseError: it is missing, or cannot be used.
+    """
+    if not path.exists():
+        raise missing(path)
+    try:
+        revision = file_revision(path)
+    except sqlite3.Error as error:
+        raise _unreadable(error, path) from error
+    return path.stat().st_size > 0 if revision is None else revision < HEAD_REVISION
 
 
 @contextmanager
@@ -67,10 +94,6 @@ def wal_bytes(path: Path) -> int:
         return os.stat(f"{path}-wal").st_size
     except OSError:
         return 0
-
-
-def _uri(path: Path, nobody_writes: bool) -> str:
-    return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if nobody_writes else ''}"
 
 
 def _check_revision(revision: str | None, path: Path) -> None:

@@ -139,8 +139,7 @@ def sweep_retired(batch: Batch, older_than_seconds: float) -> int:
 
 
 def _is_evidence(batch: Batch, snapshot_id: str) -> bool:
-    verdict = latest_outcome(batch, snapshot_id)
-    return verdict is not None and verdict[1] in EVIDENCE_OUTCOMES
+    return latest_outcome(batch, snapshot_id) in EVIDENCE_OUTCOMES
 
 
 def _delete_content(batch: Batch, rollout_ids: list[str]) -> None:

@@ -26,14 +26,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD_REVISION: Final = "0001"
-"""The newest revision of ``migrations/versions``; a test holds the two together."""
-
-APPLICATION_ID: Final = 0x746F6B63
-"""``PRAGMA application_id`` of a capture database: the letters "tokc"."""
-
-FORBIDS_TRAINING: Final = "outcome IN ('masked', 'failed')"
-"""A condition on ``build_outcomes``, in the words of the index that answers it."""
+from token_id_capture.store.verdicts import FORBIDS_TRAINING
 
 metadata = MetaData()
 
@@ -219,8 +212,8 @@ build_outcomes = Table(
     Column("reason", TEXT, nullable=False, comment="a code; the package's reasons module explains each"),
     Column("metrics", TEXT, nullable=False, comment="JSON: what the build kept and dropped"),
     Column("recorded_at", REAL, nullable=False),
-    Index("build_outcomes_by_snapshot", "snapshot_id"),
-    Index("build_outcomes_by_rollout", "rollout_id"),
+    Index("build_outcomes_by_snapshot", "snapshot_id", "version"),
+    Index("build_outcomes_by_rollout", "rollout_id", "version"),
     Index("build_outcomes_masked", "rollout_id", "snapshot_id", sqlite_where=text(FORBIDS_TRAINING)),
     sqlite_strict=True,
 )

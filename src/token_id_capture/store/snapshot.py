@@ -23,6 +23,7 @@ from token_id_capture.store.schema import (
     writers,
 )
 from token_id_capture.store.statements import Statement
+from token_id_capture.store.verdicts import NEWEST_FIRST
 
 OUTCOMES = ("delivered", "masked", "failed")
 
@@ -111,9 +112,15 @@ _COPY_OPEN_INTENTS = Statement(
 )
 _INSERT_HEAD = Statement(insert(snapshots))
 _SELECT_OUTCOME = Statement(
-    select(build_outcomes.c.version, build_outcomes.c.outcome, build_outcomes.c.reason)
+    select(build_outcomes.c.outcome)
     .where(build_outcomes.c.snapshot_id == bindparam("snapshot"))
-    .order_by(build_outcomes.c.outcome_id.desc())
+    .order_by(text(NEWEST_FIRST))
+    .limit(1)
+)
+_SELECT_VERDICT_ON = Statement(
+    select(build_outcomes.c.outcome, build_outcomes.c.reason)
+    .where(build_outcomes.c.snapshot_id == bindparam("snapshot"), build_outcomes.c.version == bindparam("at_version"))
+    .order_by(text(NEWEST_FIRST))
     .limit(1)
 )
 _INSERT_OUTCOME = Statement(
@@ -170,14 +177,14 @@ def latest_head(batch: Batch, snapshot_id: str) -> SnapshotHead | None:
     return None if row is None else SnapshotHead(row[0], row[1], row[2], bool(row[3]))
 
 
-def latest_outcome(batch: Batch, snapshot_id: str) -> tuple[int, str, str] | None:
-    """Version, outcome and reason of a snapshot's latest verdict, or None."""
+def latest_outcome(batch: Batch, snapshot_id: str) -> str | None:
+    """What the verdict that counts says of a snapshot, or None."""
     row = _SELECT_OUTCOME.row(batch.connection, {"snapshot": snapshot_id})
-    return None if row is None else (row[0], row[1], row[2])
+    return None if row is None else str(row[0])
 
 
 def record_outcome(batch: Batch, verdict: Outcome) -> None:
-    """Append a verdict, unless it repeats the latest one.
+    """Append a verdict, unless it repeats the latest one on this version.
 
     Raises:
         UnknownRolloutError: no snapshot has this id and version.
@@ -188,7 +195,7 @@ def record_outcome(batch: Batch, verdict: Outcome) -> None:
         raise UnknownRolloutError(
             f"no snapshot {verdict.snapshot_id!r} of version {verdict.version}: it was retired, or never taken"
         )
-    if latest_outcome(batch, verdict.snapshot_id) != (verdict.version, verdict.outcome, verdict.reason):
+    if _SELECT_VERDICT_ON.row(batch.connection, wanted) != (verdict.outcome, verdict.reason):
         append_outcome(batch, head[0], verdict)
 
 

@@ -6,33 +6,30 @@ import asyncio
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import orjson
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from token_id_capture import reasons
 from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry, validate_rollout_id
-from token_id_capture.store import forking, queries, retirement, snapshot, writes
+from token_id_capture.store import forking, listing, queries, retirement, snapshot, writes
 from token_id_capture.store.codec import pack, unpack_rollout
 from token_id_capture.store.engine import translated
 from token_id_capture.store.jobs import Batch, Job, Operation, one_by_one
-from token_id_capture.store.listing import EVERY_ROLLOUT, RolloutFilter, list_rollouts
-from token_id_capture.store.location import database_path
-from token_id_capture.store.migrate import file_revision, refuse_newer
-from token_id_capture.store.opening import missing
+from token_id_capture.store.listing import EVERY_ROLLOUT, RolloutFilter
+from token_id_capture.store.location import database_path, missing
 from token_id_capture.store.probe import probe
 from token_id_capture.store.reader import Reader
 from token_id_capture.store.reading import wal_bytes
 from token_id_capture.store.recent import RecentSequences
-from token_id_capture.store.schema import HEAD_REVISION
+from token_id_capture.store.revision import HEAD_REVISION, file_revision, refuse_newer
+from token_id_capture.store.summaries import RolloutDetail, RolloutSummary
 from token_id_capture.store.writer import FREE_SPACE_FLOOR, Limits, Writer
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
@@ -45,6 +42,9 @@ _SWEEP: Final = one_by_one(retirement.sweep_retired)
 # Calls whose begin and put lie in this process; beyond it the oldest are forgotten, and with them
 # only the check that their rollout was not deleted in between.
 _REMEMBERED_CALLS: Final = 65_536
+
+_Given = TypeVarTuple("_Given")
+_Found = TypeVar("_Found")
 
 # What a forked child inherits is kept alive here: there is nothing in it that the child could close.
 _inherited: list[Any] = []
@@ -170,16 +170,14 @@ class TokenCaptureStore:
         self._recent.forget(rollout_id)
         if head is None:
             return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        async with self._reading() as connection:
-            rows = await queries.snapshot_rows(connection, head.snapshot_id, head.version)
+        rows = await self._read(queries.snapshot_rows, head.snapshot_id, head.version)
         if not rows and await self._is_gone(head):
             raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
         entries = await asyncio.to_thread(unpack_rollout, rollout_id, rows)
         return TokenCaptureSnapshot(rollout_id, entries, head.incomplete, head.snapshot_id, head.version)
 
     async def _is_gone(self, head: snapshot.SnapshotHead) -> bool:
-        async with self._reading() as connection:
-            return not await queries.snapshot_exists(connection, head.snapshot_id, head.version)
+        return not await self._read(queries.snapshot_exists, head.snapshot_id, head.version)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the rollout if exactly this snapshot is its latest state."""
@@ -243,25 +241,22 @@ class TokenCaptureStore:
         Raises:
             CorruptCaptureError: stored tokens do not match their digest.
         """
-        async with self._reading() as connection:
-            rows = await queries.entry_rows(connection, validate_rollout_id(rollout_id))
+        rows = await self._read(queries.entry_rows, validate_rollout_id(rollout_id))
         return await asyncio.to_thread(unpack_rollout, rollout_id, rows)
 
     async def list_rollouts(
         self, after: str = "", limit: int = 50, wanted: RolloutFilter = EVERY_ROLLOUT
-    ) -> list[queries.RolloutSummary]:
+    ) -> list[RolloutSummary]:
         """A page of rollouts in the order of their ids, beginning behind ``after``."""
-        async with self._reading() as connection:
-            return await list_rollouts(connection, after, limit, wanted)
+        return await self._read(listing.list_rollouts, after, limit, wanted)
 
-    async def describe_rollout(self, rollout_id: str) -> queries.RolloutDetail:
+    async def describe_rollout(self, rollout_id: str) -> RolloutDetail:
         """All that is stored about one rollout, but for tokens.
 
         Raises:
             UnknownRolloutError: there is no row of it.
         """
-        async with self._reading() as connection:
-            return await queries.describe_rollout(connection, validate_rollout_id(rollout_id))
+        return await self._read(queries.describe_rollout, validate_rollout_id(rollout_id))
 
     # What a server watches
 
@@ -304,12 +299,12 @@ class TokenCaptureStore:
         _inherited.append((self._writer, self._reader))
         self._reset()
 
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def _read(self, query: Callable[[queries.Execute, *_Given], _Found], *given: *_Given) -> _Found:
+        """What a query of ``queries`` or ``listing`` answers."""
         try:
             reader = await self._live_reader()
             async with reader.connect() as connection:
-                yield connection
+                return await connection.run_sync(lambda inner: query(inner.exec_driver_sql, *given))
         except DBAPIError as error:
             raise translated(error, self._path) or error from error
 

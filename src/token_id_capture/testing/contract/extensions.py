@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from token_id_capture import reasons
@@ -96,6 +98,18 @@ class OutcomeContract(Contract):
             if not droppable:
                 assert not await store.drop(snapshot)
         assert await store.drop(snapshot)
+
+    @scenario
+    async def test_an_outcome_of_an_older_version_takes_nothing_back(self, store: OpenedStore) -> None:
+        await store.sink.put(make_entry("call"))
+        older = await store.source.freeze(ROLLOUT)
+        await store.sink.mark_incomplete(ROLLOUT, "call", reasons.CAPTURE_FAILED)
+        newer = await store.source.freeze(ROLLOUT)
+        await store.outcomes.record_outcome(newer.snapshot_id, newer.version, "masked")
+        with contextlib.suppress(UnknownRolloutError):  # who keeps only the newest version may say so
+            await store.outcomes.record_outcome(older.snapshot_id, older.version, "delivered")
+        assert not await store.drop(older)
+        assert not await store.drop(newer)
 
     @scenario
     async def test_an_outcome_must_be_a_known_one_of_a_known_snapshot(self, store: OpenedStore) -> None:

@@ -1,0 +1,93 @@
+"""What people and commands are told about rollouts: plain data, without tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSummary:
+    """One rollout in a line; lengths in tokens, times in seconds since the epoch.
+
+    ``outcome`` and ``reason`` are those of the latest verdict, None if there is none.
+    """
+
+    rollout_id: str
+    state: str
+    version: int
+    snapshot_id: str | None
+    calls: int
+    prompt_tokens_longest: int
+    generated_tokens: int
+    flags: int
+    open_intents: int
+    outcome: str | None
+    reason: str | None
+    opened_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallSummary:
+    """One stored call, without its tokens."""
+
+    model_call_id: str
+    prefix_call_id: str | None
+    prefix_length: int
+    prompt_length: int
+    generation_length: int
+    model: str
+    finish_reason: str | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlagSummary:
+    """Why the rollout is incomplete."""
+
+    model_call_id: str
+    reason: str
+    detail: str
+    flagged_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class IntentSummary:
+    """A call that was begun and of which no entry is stored; ``outcome`` None means still open."""
+
+    model_call_id: str
+    outcome: str | None
+    detail: str
+    begun_at: float
+    writer_pid: int
+    writer_host: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeSummary:
+    """A consumer's verdict."""
+
+    version: int
+    outcome: str
+    reason: str
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LateWriteSummary:
+    """A record that was refused because it came too late."""
+
+    model_call_id: str
+    state: str
+    attempted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDetail:
+    """All that is stored about one rollout, but for tokens."""
+
+    summary: RolloutSummary
+    calls: tuple[CallSummary, ...]
+    flags: tuple[FlagSummary, ...]
+    intents: tuple[IntentSummary, ...]
+    outcomes: tuple[OutcomeSummary, ...]
+    late_writes: tuple[LateWriteSummary, ...]
