@@ -4,86 +4,85 @@ A model server records each call with ``capture_tokens``; ``TokenCaptureStore`` 
 one SQLite file; ``trajectories_from_source`` rebuilds a finished rollout. What hands a rollout on to
 a trainer is in ``token_id_capture.delivery``, which is not imported here.
 
-Importing this package loads pydantic and nothing heavier: what needs a database loads on first use.
+Importing this package loads the standard library alone: each name brings what it needs on first use.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from token_id_capture.builder import (
-    BuildNotes,
-    BuildOutput,
-    Chain,
-    ChainLink,
-    Trajectory,
-    assert_prefix_contiguity,
-    per_request,
-    prefix_merging,
-    project_chain_to_output_items,
-    project_chain_trajectory,
-    project_main_chain_response,
-    project_main_chain_trajectory,
-    run_builder,
-)
-from token_id_capture.config import TokenIdCaptureConfig, TokenIdCaptureSettings
-from token_id_capture.consumer import (
-    clear_token_captures_for_rollouts,
-    token_id_capture_dirs_from_config,
-    trajectories_for_rollout,
-    trajectories_from_source,
-)
-from token_id_capture.errors import (
-    ConfigurationError,
-    ConflictingEntryError,
-    CorruptCaptureError,
-    InvalidEntryError,
-    NewerSchemaError,
-    RolloutFrozenError,
-    RolloutRetiredError,
-    StatementError,
-    StorageFullError,
-    StoreClosedError,
-    StoreError,
-    TokenCaptureError,
-    UnknownRolloutError,
-    UnsupportedFileSystemError,
-    UnusableDatabaseError,
-)
-from token_id_capture.protocols import (
-    CallIntents,
-    OutcomeRecorder,
-    TokenCaptureSnapshot,
-    TokenSink,
-    TokenSource,
-    install_token_sink,
-    install_token_source,
-    installed_token_sink,
-    installed_token_source,
-)
-from token_id_capture.records import (
-    TOKEN_ENTRY_RECORD_SCHEMA_VERSION,
-    TOKEN_FIELDS,
-    TokenEntry,
-    extract_token_fields,
-    response_to_output_items,
-    strip_token_fields,
-    validate_rollout_id,
-)
-from token_id_capture.sink import (
-    CaptureContext,
-    capture_tokens,
-    commit_entry,
-    current_capture_context,
-    register_call_intent,
-    reset_token_sink,
-    set_token_sink,
-)
-from token_id_capture.tokens import LogProbs, TokenIds
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from token_id_capture.builder import (
+        BuildNotes,
+        BuildOutput,
+        Chain,
+        ChainLink,
+        Trajectory,
+        assert_prefix_contiguity,
+        per_request,
+        prefix_merging,
+        project_chain_to_output_items,
+        project_chain_trajectory,
+        project_main_chain_response,
+        project_main_chain_trajectory,
+        run_builder,
+    )
+    from token_id_capture.config import TokenIdCaptureConfig, TokenIdCaptureSettings
+    from token_id_capture.consumer import (
+        clear_token_captures_for_rollouts,
+        token_id_capture_dirs_from_config,
+        trajectories_for_rollout,
+        trajectories_from_source,
+    )
+    from token_id_capture.errors import (
+        ConfigurationError,
+        ConflictingEntryError,
+        CorruptCaptureError,
+        InvalidEntryError,
+        NewerSchemaError,
+        RolloutFrozenError,
+        RolloutRetiredError,
+        StatementError,
+        StorageFullError,
+        StoreClosedError,
+        StoreError,
+        TokenCaptureError,
+        UnknownRolloutError,
+        UnsupportedFileSystemError,
+        UnusableDatabaseError,
+    )
+    from token_id_capture.protocols import (
+        CallIntents,
+        OutcomeRecorder,
+        TokenCaptureSnapshot,
+        TokenSink,
+        TokenSource,
+        install_token_sink,
+        install_token_source,
+        installed_token_sink,
+        installed_token_source,
+    )
+    from token_id_capture.records import (
+        TOKEN_ENTRY_RECORD_SCHEMA_VERSION,
+        TOKEN_FIELDS,
+        TokenEntry,
+        extract_token_fields,
+        response_to_output_items,
+        strip_token_fields,
+        validate_rollout_id,
+    )
+    from token_id_capture.sink import (
+        CaptureContext,
+        capture_tokens,
+        commit_entry,
+        current_capture_context,
+        register_call_intent,
+        reset_token_sink,
+        set_token_sink,
+    )
     from token_id_capture.store import TokenCaptureStore, make_token_store
+    from token_id_capture.tokens import LogProbs, TokenIds
 
 __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanation
     "BuildNotes",
@@ -149,16 +148,19 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
     "validate_rollout_id",
 ]
 
-# The names that bring SQLAlchemy with them.
-_LAZY = {"TokenCaptureStore": "token_id_capture.store", "make_token_store": "token_id_capture.store"}
+# The rooms that have these names, each of which imports only those before it.
+_ROOMS: Final = ("errors", "tokens", "records", "protocols", "config", "builder", "sink", "store", "consumer")
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    def __getattr__(name: str) -> Any:
+        for room in _ROOMS if name in __all__ else ():
+            module = import_module(f"{__name__}.{room}")
+            if hasattr(module, name):
+                value = globals()[name] = getattr(module, name)
+                return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})

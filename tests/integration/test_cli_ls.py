@@ -17,8 +17,8 @@ from many_rollouts import database_with
 from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import RolloutFilter, TokenCaptureStore
-from token_id_capture.store.engine import reading_engine
 from token_id_capture.store.listing import list_rollouts
+from token_id_capture.store.reading import read_only
 
 DAY = 86_400.0
 
@@ -127,7 +127,7 @@ def test_listing_makes_no_writer(tokcap: RunTokcap, database: Path) -> None:
     assert writers() == before
 
 
-async def instructions(path: Path, wanted: RolloutFilter) -> tuple[int, int]:
+def instructions(path: Path, wanted: RolloutFilter) -> tuple[int, int]:
     """How many instructions SQLite's machine ran for a page, in thousands, and how many rollouts it found."""
     ticks = 0
 
@@ -135,15 +135,9 @@ async def instructions(path: Path, wanted: RolloutFilter) -> tuple[int, int]:
         nonlocal ticks
         ticks += 1
 
-    engine = reading_engine(path)
-    try:
-        async with engine.connect() as connection:
-            driver = (await connection.get_raw_connection()).driver_connection
-            assert driver is not None
-            await driver.set_progress_handler(tick, 1_000)
-            found = await list_rollouts(connection, "", 51, wanted)
-    finally:
-        await engine.dispose()
+    with read_only(path) as connection:
+        connection.set_progress_handler(tick, 1_000)
+        found = list_rollouts(connection.execute, "", 51, wanted)
     return ticks, len(found)
 
 
@@ -156,11 +150,11 @@ async def instructions(path: Path, wanted: RolloutFilter) -> tuple[int, int]:
         RolloutFilter(model="policy-70b"),
     ],
 )
-async def test_the_first_page_costs_the_same_in_a_large_file(
+def test_the_first_page_costs_the_same_in_a_large_file(
     tmp_path_factory: pytest.TempPathFactory, wanted: RolloutFilter
 ) -> None:
-    few, found = await instructions(database_with(400, tmp_path_factory), wanted)
-    many, found_among_many = await instructions(database_with(4_000, tmp_path_factory), wanted)
+    few, found = instructions(database_with(400, tmp_path_factory), wanted)
+    many, found_among_many = instructions(database_with(4_000, tmp_path_factory), wanted)
     assert found == found_among_many == 51
     assert many <= few + 2
 
@@ -175,11 +169,11 @@ async def test_the_first_page_costs_the_same_in_a_large_file(
         RolloutFilter(state="frozen", masked=True, incomplete=True, model="none"),
     ],
 )
-async def test_a_filter_that_finds_next_to_nothing_costs_some_dozen_instructions_a_rollout(
+def test_a_filter_that_finds_next_to_nothing_costs_some_dozen_instructions_a_rollout(
     tmp_path_factory: pytest.TempPathFactory, wanted: RolloutFilter
 ) -> None:
     # A hundred thousand rollouts are then some million instructions: tenths of a second.
-    ticks, _ = await instructions(database_with(4_000, tmp_path_factory), wanted)
+    ticks, _ = instructions(database_with(4_000, tmp_path_factory), wanted)
     assert ticks * 1_000 / 4_000 < 60
 
 

@@ -101,6 +101,18 @@ def test_the_database_may_come_from_the_environment(tokcap: RunTokcap, database:
     assert tokcap("ls", env={"TOKCAP_DATABASE": str(database)}).stdout.startswith("rollout ")
 
 
+def test_the_database_may_be_a_url(tokcap: RunTokcap, database: Path) -> None:
+    relative = os.path.relpath(database)
+    for url in (f"sqlite:///{database}", f"sqlite+aiosqlite:///{database}?cache=shared", f"sqlite:///{relative}"):
+        for command in (["ls"], ["show", "math-0"], ["sql", "SELECT * FROM lost_calls"], ["doctor"]):
+            named, by_path = (tokcap(*command, "-d", where).stdout for where in (url, database))
+            assert named == by_path != ""
+    for url in ("postgresql://host/captures", "sqlite:///:memory:", "sqlite://"):
+        refused = tokcap("ls", "-d", url)
+        assert refused.returncode == 2
+        assert "only SQLite files are supported" in one_line(refused.stderr)
+
+
 def test_show_says_which_call_continues_which(tokcap: RunTokcap, database: Path) -> None:
     shown = tokcap("show", "math-0", "--database", database)
     assert shown.returncode == 0, shown.stderr

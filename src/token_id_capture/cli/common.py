@@ -6,14 +6,12 @@ line and an exit code: 1 when some of the work could not be done, 2 when nothing
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
 import warnings
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import typer
@@ -34,19 +32,20 @@ _GAP = "  "
 LogFormat: TypeAlias = Literal["text", "json"]
 
 DatabaseOption = Annotated[
-    Path,
+    # Not a Path, which would take the slashes out of a URL.
+    str,
     typer.Option(
         "--database",
         "-d",
         envvar="TOKCAP_DATABASE",
         metavar="PATH",
-        help="The capture database: a file, or a directory that holds token_captures.db.",
+        help="The capture database: a file, a directory that holds token_captures.db, or an sqlite:/// URL.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
 
-def existing_store(database: Path) -> TokenCaptureStore:
+def existing_store(database: str) -> TokenCaptureStore:
     """The store of a database that must be there: a command that looks at one never makes one."""
     from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
 
@@ -140,6 +139,8 @@ def print_json(value: Any) -> None:
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run the command's coroutine."""
+    import asyncio
+
     results: list[_Result] = []
 
     async def keep() -> None:

@@ -6,24 +6,23 @@ from typing import TYPE_CHECKING
 
 from token_id_capture.cli.common import fail, local_time
 from token_id_capture.cli.database import database_file
-from token_id_capture.records import validate_rollout_id
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from token_id_capture.explanation import StoredRollout
     from token_id_capture.store.evidence import Evidence
 
 
 def rollout_argument(rollout_id: str) -> str:
     """A rollout id from the command line; ends the command if it is none."""
+    from token_id_capture.records import validate_rollout_id
+
     try:
         return validate_rollout_id(rollout_id)
     except ValueError as error:
         fail(str(error))
 
 
-def stored_evidence(database: Path, rollout_id: str) -> Evidence:
+def stored_evidence(database: str, rollout_id: str) -> Evidence:
     """Read one state of the rollout.
 
     Raises:

@@ -49,7 +49,7 @@ class FileFormat(StrEnum):
 class Plan:
     """The options of the command."""
 
-    database: Path
+    database: str
     output: Path
     file_format: FileFormat
     per_request: bool

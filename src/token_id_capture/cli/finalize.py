@@ -15,7 +15,7 @@ import typer
 
 from token_id_capture.cli.common import DatabaseOption, JsonOption, fail, print_json, report, run
 from token_id_capture.cli.progress import progress_bar
-from token_id_capture.cli.rows import RowFormat
+from token_id_capture.cli.row_format import RowFormat
 
 if TYPE_CHECKING:
     from token_id_capture.cli.totals import Totals

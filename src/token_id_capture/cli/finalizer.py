@@ -19,9 +19,9 @@ from token_id_capture import reasons
 from token_id_capture.cli.common import existing_store, report
 from token_id_capture.cli.line_reader import LineReader
 from token_id_capture.cli.row_file import RowFile
+from token_id_capture.cli.row_format import RowFormat
 from token_id_capture.cli.rows import (
     RolloutLine,
-    RowFormat,
     read_line,
     read_row,
     record_row,
@@ -55,7 +55,7 @@ IN_FLIGHT: Final = 16
 class Plan:
     """The options of the command."""
 
-    database: Path
+    database: str
     output: Path
     row_format: RowFormat
     retire: bool

@@ -16,15 +16,12 @@ from token_id_capture.cli.common import (
     print_json,
     print_table,
     report,
-    run,
 )
-from token_id_capture.cli.reading import reading_store
+from token_id_capture.cli.database import reading
 from token_id_capture.cli.units import parse_duration
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from token_id_capture.store import RolloutFilter, RolloutSummary
+    from token_id_capture.store import RolloutSummary
 
 
 class State(StrEnum):
@@ -64,7 +61,7 @@ def ls(
     prompt and generated the sum of all calls, in tokens; flags are reasons that make the rollout
     incomplete, and open are calls that were begun and never ended.
     """
-    from token_id_capture.store import RolloutFilter
+    from token_id_capture.store.listing import RolloutFilter, list_rollouts
 
     wanted = RolloutFilter(
         state=state.value if state else None,
@@ -73,7 +70,8 @@ def ls(
         opened_since=None if since is None else _seconds(since),
         model=model,
     )
-    summaries = run(_list(database, after, limit + 1, wanted))
+    with reading(database) as connection:
+        summaries = list_rollouts(connection.execute, after, limit + 1, wanted)
     more, summaries = len(summaries) > limit, summaries[:limit]
     if json:
         print_json(summaries)
@@ -81,11 +79,6 @@ def ls(
         print_table(HEADERS, [_row(summary) for summary in summaries])
     if more:
         report(f"there are more; go on with --after {summaries[-1].rollout_id}")
-
-
-async def _list(database: Path, after: str, limit: int, wanted: RolloutFilter) -> list[RolloutSummary]:
-    async with reading_store(database) as store:
-        return await store.list_rollouts(after, limit, wanted)
 
 
 def _seconds(since: str) -> float:

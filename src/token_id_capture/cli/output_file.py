@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from token_id_capture.cli.row_file import UnusableOutputError
+from token_id_capture.errors import TokenCaptureError
+
+
+class UnusableOutputError(TokenCaptureError):
+    """The output cannot be written, or holds what a command must not change."""
 
 
 def _never(path: Path) -> bool:
@@ -35,7 +39,7 @@ def whole_file(path: Path, may_replace: Callable[[Path], bool] = _never) -> Iter
             stream.flush()
             os.fsync(stream.fileno())
         _publish(temporary, path, may_replace)
-        _sync_directory(path.absolute().parent)
+        sync_directory(path)
     except OSError as error:
         raise UnusableOutputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -66,8 +70,9 @@ def _refuse_existing(path: Path, may_replace: Callable[[Path], bool]) -> None:
         raise UnusableOutputError(f"{path} is there already and is not replaced: name a new file")
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def sync_directory(path: Path) -> None:
+    """Make the name of this file durable."""
+    descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

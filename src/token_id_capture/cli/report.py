@@ -55,7 +55,7 @@ def report(
     say(f"wrote {output}, {show_bytes(output.stat().st_size)}")
 
 
-def _rollout(database: Path, rollout_id: str, tokenizer: Path | None) -> str:
+def _rollout(database: str, rollout_id: str, tokenizer: Path | None) -> str:
     from token_id_capture.explanation import explain
     from token_id_capture.report.render import render_rollout
     from token_id_capture.report.rollout_page import rollout_page
@@ -66,7 +66,7 @@ def _rollout(database: Path, rollout_id: str, tokenizer: Path | None) -> str:
     return render_rollout(rollout_page(evidence, explained, time.time(), decode))
 
 
-def _overview(database: Path) -> str:
+def _overview(database: str) -> str:
     from token_id_capture.report.charts import cut
     from token_id_capture.report.overview_page import History, overview_page
     from token_id_capture.report.render import render_overview

@@ -8,14 +8,12 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from token_id_capture.cli.rows import Delivered
-from token_id_capture.errors import TokenCaptureError
+from token_id_capture.cli.output_file import UnusableOutputError, sync_directory
 
-
-class UnusableOutputError(TokenCaptureError):
-    """The output cannot be written, or holds something else than rows of this command."""
+if TYPE_CHECKING:
+    from token_id_capture.cli.rows import Delivered
 
 
 class RowFile:
@@ -73,11 +71,7 @@ class RowFile:
         try:
             os.fsync(self._descriptor)
             if not self._directory_synced:
-                directory = os.open(self._path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(directory)
-                finally:
-                    os.close(directory)
+                sync_directory(self._path)
                 self._directory_synced = True
         except OSError as error:
             raise UnusableOutputError(f"cannot make {self._path} durable: {error.strerror}") from error

@@ -9,22 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 
 import orjson
 
+from token_id_capture.cli.row_format import RowFormat
 from token_id_capture.delivery import MASK_SAMPLE_KEY, TOKEN_CAPTURE_KEY, rollout_carries_token_ids
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
 _NO_SNAPSHOT: Final = {"snapshot_id": "", "version": 0}
-
-
-class RowFormat(StrEnum):
-    """What a row looks like."""
-
-    RECORD = "record"
-    TRAJECTORY = "trajectory"
 
 
 @dataclass(frozen=True)

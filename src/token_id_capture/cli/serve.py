@@ -7,7 +7,6 @@ environment, and each opens the store for itself.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import math
 import os
@@ -88,7 +87,7 @@ def serve(
     """
     settings = _settings(
         upstream=upstream,
-        database=str(database.absolute()),
+        database=database,
         engine=engine,
         streaming=streaming,
         tokenize_prompts=tokenize_prompts,
@@ -188,7 +187,7 @@ def _check_database(database: str) -> None:
         finally:
             await store.close()
 
-    asyncio.run(probe())
+    run(probe())
 
 
 def _address(host: str, port: int, *, guarded: bool) -> _Address:

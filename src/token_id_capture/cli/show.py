@@ -15,16 +15,15 @@ from token_id_capture.cli.common import (
     print_table,
     printable,
     report,
-    run,
 )
-from token_id_capture.cli.evidence import rollout_argument, stored_evidence
-from token_id_capture.cli.reading import reading_store
+from token_id_capture.cli.database import reading
+from token_id_capture.cli.evidence import rollout_argument
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import sqlite3
 
     from token_id_capture.explanation import CallTree
-    from token_id_capture.store.queries import RolloutDetail
+    from token_id_capture.store import RolloutDetail
 
 
 def show(
@@ -39,8 +38,14 @@ def show(
     starts anew. Then the flags that make it incomplete, the calls that were begun, what became of it, and what
     came too late.
     """
-    detail = run(_describe(database, rollout_argument(rollout)))
-    tree = _tree(database, rollout)
+    from token_id_capture.store.queries import describe_rollout
+    from token_id_capture.store.reading import transaction
+
+    rollout_argument(rollout)
+    with reading(database) as connection:
+        with transaction(connection):
+            detail = describe_rollout(connection.execute, rollout)
+        tree = _tree(connection, rollout)
     if json:
         from token_id_capture.cli.call_lines import tree_rows
 
@@ -49,17 +54,13 @@ def show(
         _print(detail, tree)
 
 
-async def _describe(database: Path, rollout_id: str) -> RolloutDetail:
-    async with reading_store(database) as store:
-        return await store.describe_rollout(rollout_id)
-
-
-def _tree(database: Path, rollout_id: str) -> CallTree | None:
+def _tree(connection: sqlite3.Connection, rollout_id: str) -> CallTree | None:
     from token_id_capture.errors import ConflictingEntryError, CorruptCaptureError, InvalidEntryError
     from token_id_capture.explanation import call_tree
+    from token_id_capture.store.evidence import read_evidence
 
     try:
-        return call_tree(stored_evidence(database, rollout_id).snapshot.entries)
+        return call_tree(read_evidence(connection, rollout_id, everything=False).snapshot.entries)
     except (ConflictingEntryError, CorruptCaptureError, InvalidEntryError) as error:
         # All else can still be shown, and is needed then.
         report(f"there is no tree of the calls: {error}")

@@ -10,8 +10,7 @@ from typing import Any, Final
 from token_id_capture.builder import assert_prefix_contiguity
 from token_id_capture.cli.demo.journey import Rollout
 from token_id_capture.delivery import MASK_SAMPLE_KEY
-from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.queries import RolloutDetail
+from token_id_capture.store import RolloutDetail, TokenCaptureStore
 from token_id_capture.testing.policy import Policy
 
 TOLERANCE: Final = 1e-9
