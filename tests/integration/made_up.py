@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -13,10 +14,12 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**BODY, "stream": True}
 
 
-def answering(payload: Any, status: int = 200) -> Any:
-    """A handler that gives one JSON reply."""
+def answering(payload: Any, status: int = 200, *, after: asyncio.Event | None = None) -> Any:
+    """A handler that gives one JSON reply, if told so only after an event."""
 
     async def handler(request: web.Request) -> web.Response:
+        if after is not None:
+            await after.wait()
         return web.Response(body=orjson.dumps(payload), status=status, content_type="application/json")
 
     return handler
@@ -27,6 +30,21 @@ def streaming(*chunks: bytes) -> Any:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream(request, chunks)
+
+    return handler
+
+
+def pausing(first: bytes, go_on: asyncio.Event, rest: bytes) -> Any:
+    """A handler that streams the rest only after an event."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(first)
+        await go_on.wait()
+        await response.write(rest)
+        await response.write_eof()
+        return response
 
     return handler
 

@@ -341,12 +341,7 @@ async def test_the_next_call_of_a_closed_rollout_is_not_dispatched(gate: Gateway
 
 async def test_a_call_that_ends_after_the_freeze_is_late_and_leaves_the_snapshot_alone(gate: Gateway) -> None:
     go_on = asyncio.Event()
-
-    async def handler(request: web.Request) -> web.Response:
-        await go_on.wait()
-        return web.Response(body=orjson.dumps(chat([5], [-0.1])), content_type="application/json")
-
-    gate.engine.handler = handler
+    gate.engine.handler = answering(chat([5], [-0.1]), after=go_on)
     call = asyncio.create_task(gate.post(CHAT, BODY))
 
     async def dispatched() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import FOLDER, Exchange, ScenarioEngine, exchanges, with_token_ids
-from made_up import answering
+from made_up import answering, pausing
 from replay import Gateway, gateway, until
 
 from token_id_capture.builder import run_builder
@@ -169,20 +169,7 @@ async def test_the_engine_may_finish_what_a_killed_harness_began(tmp_path: Path)
     async with gateway(tmp_path, engine="vllm") as gate:
         go_on = asyncio.Event()
         head, rest = whole.payload[: len(whole.payload) // 2], whole.payload[len(whole.payload) // 2 :]
-
-        async def handler(request: object) -> object:
-            from aiohttp import web
-
-            assert isinstance(request, web.Request)
-            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(head)
-            await go_on.wait()
-            await response.write(rest)
-            await response.write_eof()
-            return response
-
-        gate.engine.handler = handler  # type: ignore[assignment]
+        gate.engine.handler = pausing(head, go_on, rest)
         async with gate.session.post(gate.base() + broken.path, data=broken.body, headers=broken.headers) as response:
             await response.content.readuntil(b"\n\n")
             response.close()

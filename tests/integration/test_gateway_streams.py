@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, chat, delta, events, streaming, usage
+from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
 from replay import Gateway, Recording, gateway, until
 
 from token_id_capture.records import TokenEntry
@@ -213,12 +213,7 @@ async def test_a_client_that_hangs_up_leaves_a_complete_call(gate: Gateway, seen
 
 async def test_a_client_that_hangs_up_on_an_unstreamed_call_leaves_a_complete_call(gate: Gateway) -> None:
     go_on = asyncio.Event()
-
-    async def handler(request: web.Request) -> web.Response:
-        await go_on.wait()
-        return web.Response(body=orjson.dumps(chat([5], [-0.1])), content_type="application/json")
-
-    gate.engine.handler = handler
+    gate.engine.handler = answering(chat([5], [-0.1]), after=go_on)
     with pytest.raises(TimeoutError):
         await gate.session.post(gate.base() + CHAT, json=BODY, timeout=aiohttp.ClientTimeout(total=0.2))
     go_on.set()
@@ -325,7 +320,7 @@ async def test_a_server_that_stops_finishes_the_calls_in_flight(tmp_path: Path) 
                     return True
                 return False
 
-            await until(refusing, 50.0)
+            await until(refusing)
             engine.step(len(sent))
             assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
         assert (await stored(gate))[0].generation_token_ids == [10, 11]

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, usage
+from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
 from replay import ReplayEngine, replay_engine, until
 from served import Serving, refused, serving
 
@@ -47,29 +47,21 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engi
 
 
 async def test_one_process_serves_captures_and_stops_cleanly(tmp_path: Path, engine: ReplayEngine) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        async with serving(tmp_path / "captures.db", engine.url) as server:
+    path = tmp_path / "captures.db"
+    for number, database in ((signal.SIGINT, path), (signal.SIGTERM, f"sqlite:///{path}")):
+        async with serving(database, engine.url) as server:
             status, body = await server.post(server.base(f"r{number}") + CHAT)
             assert (status, orjson.loads(body)["choices"][0]["token_ids"]) == (200, None)
             code, said = await server.stop(number)
             assert (code, said) == (0, "")
-        async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
+        async with TokenCaptureStore(path, create=False) as store:
             assert len(await store.read_entries(f"r{number}")) == 1
 
 
 async def test_a_call_in_flight_is_finished_before_the_end(tmp_path: Path, engine: ReplayEngine) -> None:
     go_on = asyncio.Event()
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        first, *rest = events(FIRST, delta([10], "stop"), usage(1))
-        await response.write(first)
-        await go_on.wait()
-        await response.write(b"".join(rest))
-        return response
-
-    engine.handler = handler
+    first, *rest = events(FIRST, delta([10], "stop"), usage(1))
+    engine.handler = pausing(first, go_on, b"".join(rest))
     async with serving(tmp_path / "captures.db", engine.url) as server, aiohttp.ClientSession() as session:
         async with session.post(server.url + server.base() + CHAT, json=STREAM) as response:
             await response.content.readuntil(b"\n\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, usage
+from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
 from replay import ReplayEngine, replay_engine, stream, until
 from served import Serving, serving
 
@@ -175,17 +175,8 @@ async def test_numbers_are_those_of_all_workers_also_after_they_died(
 
 async def test_while_the_last_calls_are_finished_nobody_else_is_let_in(tmp_path: Path, engine: ReplayEngine) -> None:
     go_on = asyncio.Event()
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        first, *rest = events(FIRST, delta([10], "stop"), usage(1))
-        await response.write(first)
-        await go_on.wait()
-        await response.write(b"".join(rest))
-        return response
-
-    engine.handler = handler
+    first, *rest = events(FIRST, delta([10], "stop"), usage(1))
+    engine.handler = pausing(first, go_on, b"".join(rest))
     async with serving(tmp_path / "captures.db", engine.url, "--workers", "2") as server:
         async with aiohttp.ClientSession() as session:
             replies = [await session.post(server.url + server.base(f"r{n}") + CHAT, json=STREAM) for n in range(6)]
