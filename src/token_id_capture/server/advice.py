@@ -3,83 +3,107 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-# Engine (or any), a part of the mode, the reason, a pattern of the particulars: the first that fits is told.
-_RULES: Final[Iterable[tuple[str, str, str, str, str]]] = (
-    ("", "", "", "HTTP 401", "give the engine's key: --upstream-api-key-file"),
-    ("", "", "", "HTTP 403", "give the engine's key: --upstream-api-key-file"),
-    (
-        "",
-        "tools",
-        "",
-        "tool-call-parser",
+from token_id_capture import reasons
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One piece of advice, and for what it is; what is empty fits all.
+
+    ``mode`` is a part of the mode's name, ``detail`` a pattern of the particulars.
+    """
+
+    text: str
+    engine: str = ""
+    mode: str = ""
+    reason: str = ""
+    detail: str = ""
+
+    def fits(self, engine: str, mode: str, reason: str, detail: str) -> bool:
+        of_engine = self.engine in ("", engine) and self.mode in mode
+        return of_engine and self.reason == reason and re.search(self.detail, detail) is not None
+
+
+_NO_PROMPT: Final = "has no prompt token ids$"
+
+# The first that fits is told. A call that the engine refused has no reason.
+_RULES: Final = (
+    _Rule("give the engine's key: --upstream-api-key-file", detail="HTTP 40[13]"),
+    _Rule(
         "for tool calls start the engine with its tool-call parser (vLLM: --enable-auto-tool-choice "
         "--tool-call-parser NAME)",
+        mode="tools",
+        detail="tool-call-parser",
     ),
-    ("", "", "", "HTTP 404", "nothing: the engine does not serve this"),
-    ("", "", "uncaptured_endpoint", "^HTTP 3", "give the address that it redirects to as --upstream"),
-    (
-        "llama-cpp",
-        "",
-        "no_token_ids",
-        "has no prompt token ids$",
+    _Rule("nothing: the engine does not serve this", detail="HTTP 404"),
+    _Rule("give the address that it redirects to as --upstream", reason=reasons.UNCAPTURED_ENDPOINT, detail="^HTTP 3"),
+    _Rule(
+        "have the engine, or the proxy in between, not compress replies",
+        reason=reasons.INVALID_TOKENS,
+        detail="is compressed",
+    ),
+    _Rule(
         "allow two more requests a call to its tokenizer: --tokenize-prompts",
+        engine="llama-cpp",
+        reason=reasons.NO_TOKEN_IDS,
+        detail=_NO_PROMPT,
     ),
-    (
-        "llama-cpp",
-        "",
-        "no_token_ids",
-        "",
+    _Rule(
         "upgrade llama-server to a build whose logprobs.content entries have an id",
+        engine="llama-cpp",
+        reason=reasons.NO_TOKEN_IDS,
     ),
-    (
-        "sglang",
-        "streamed",
-        "no_token_ids",
-        "",
+    _Rule(
         "upgrade SGLang to 0.5.23, or let the gateway make the streams: --streaming never",
+        engine="sglang",
+        mode="streamed",
+        reason=reasons.NO_TOKEN_IDS,
     ),
-    ("sglang", "", "no_token_ids", "no token ids", "upgrade SGLang to 0.5.23: older builds send no token ids"),
-    ("message", "", "no_token_ids", "", "this server puts no token arrays on its messages: try --engine auto"),
-    (
-        "",
-        "streamed",
-        "no_token_ids",
-        "has no prompt token ids$",
+    _Rule(
+        "upgrade SGLang to 0.5.23: older builds send no token ids",
+        engine="sglang",
+        reason=reasons.NO_TOKEN_IDS,
+        detail="no token ids",
+    ),
+    _Rule(
+        "this server puts no token arrays on its messages: try --engine auto",
+        engine="message",
+        reason=reasons.NO_TOKEN_IDS,
+    ),
+    _Rule(
         "a proxy in between drops them in streams: --streaming never",
+        mode="streamed",
+        reason=reasons.NO_TOKEN_IDS,
+        detail=_NO_PROMPT,
     ),
-    (
-        "vllm",
-        "",
-        "no_token_ids",
-        "no token ids",
+    _Rule(
         "upgrade vLLM to 0.10.2 or later: return_token_ids is unknown before",
+        engine="vllm",
+        reason=reasons.NO_TOKEN_IDS,
+        detail="no token ids",
     ),
-    (
-        "",
-        "",
-        "no_token_ids",
-        "no log probabilities",
+    _Rule(
         "allow log probabilities in the engine: it sent none with logprobs: true",
+        reason=reasons.NO_TOKEN_IDS,
+        detail="no log probabilities",
     ),
-    (
-        "",
-        "",
-        "no_token_ids",
-        "",
+    _Rule(
         "serve the model with an engine that returns token ids (vLLM, SGLang, llama-server), or name the strategy: "
         "--engine",
+        reason=reasons.NO_TOKEN_IDS,
     ),
-    (
-        "",
-        "streamed",
-        "token_count_mismatch",
-        "",
+    _Rule(
         "upgrade the engine (vLLM's tool parsers lost ids in streams before December 2025), or --streaming never",
+        mode="streamed",
+        reason=reasons.TOKEN_COUNT_MISMATCH,
     ),
-    ("", "", "log_prob_placeholder", "", "the engine sent no real log probability for a sampled token: upgrade it"),
+    _Rule(
+        "the engine sent no real log probability for a sampled token: upgrade it",
+        reason=reasons.LOG_PROB_PLACEHOLDER,
+    ),
 )
 
 
@@ -88,8 +112,4 @@ def advice(engine: str, mode: str, reason: str, detail: str) -> str:
 
     ``reason`` is one of ``reasons``, empty for a call that the engine refused; ``detail`` its particulars.
     """
-    for of_engine, in_mode, of_reason, in_detail, text in _RULES:
-        applies = of_engine in ("", engine) and in_mode in mode and re.search(in_detail, detail)
-        if applies and of_reason == reason:
-            return text
-    return ""
+    return next((rule.text for rule in _RULES if rule.fits(engine, mode, reason, detail)), "")
