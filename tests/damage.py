@@ -15,9 +15,10 @@ from typing import Any
 
 import orjson
 
-from spoken import WAYS, Spoken, Way
+from spoken import Spoken
 from token_id_capture.server.engines import make_engine
 from token_id_capture.testing.replay import Recording, Replayed, in_chunks, replay, whole
+from ways import WAYS, Way
 
 _NATIVE = "completion_probabilities"
 NOT_A_NUMBER = "<NaN>"

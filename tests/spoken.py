@@ -7,18 +7,10 @@ generated, ``named`` the ids that its log probabilities are for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-
-from token_id_capture.server.captured import CaptureOptions
-from token_id_capture.testing.replay import Recording
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-MESSAGES = [{"role": "user", "content": "hi"}]
-STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True)
@@ -329,93 +321,3 @@ def llama_native_stream(spoken: Spoken) -> bytes:
     end = llama_native_part(spoken, len(spoken.ids), len(spoken.ids), stop=True)
     del end["completion_probabilities"]
     return events(*parts, end, done=False)
-
-
-@dataclass(frozen=True)
-class Way:
-    """How one engine says it: the strategy, the client's request, and the reply."""
-
-    engine: str
-    path: str
-    request: dict[str, Any]
-    reply: Callable[[Spoken], Any]
-    options: CaptureOptions = field(default_factory=CaptureOptions)
-
-    def recording(self, spoken: Spoken, status: int = 200) -> Recording:
-        said = self.reply(spoken)
-        stream = isinstance(said, bytes)
-        kind = "text/event-stream" if stream else "application/json"
-        payload = said if stream else orjson.dumps(said)
-        return Recording(self.engine, "POST", self.path, orjson.dumps(self.request), status, kind, payload)
-
-    @property
-    def answers(self) -> dict[str, Recording]:
-        """What llama-server's tokenizer says."""
-        told = (("/apply-template", {"prompt": "rendered"}), ("/tokenize", {"tokens": Spoken().prompt}))
-        return {
-            path: Recording(path, "POST", path, b"", 200, "application/json", orjson.dumps(answer))
-            for path, answer in told
-        }
-
-
-_ASKED = {"model": "tiny", "messages": MESSAGES}
-_PROMPT = {"model": "tiny", "prompt": "hi"}
-_IDS = {"model": "tiny", "prompt": Spoken().prompt}
-_TOKENS = {"token_ids": Spoken().prompt, "sampling_params": {"max_tokens": 8}}
-_INPUT = {"input_ids": Spoken().prompt, "sampling_params": {"max_new_tokens": 8}}
-_ALWAYS = CaptureOptions(streaming="always")
-_TOKENIZER = CaptureOptions(tokenize_prompts=True)
-
-WAYS: dict[str, Way] = {
-    "vllm-chat": Way("vllm", CHAT, _ASKED, vllm_chat),
-    "vllm-chat-stream": Way("vllm", CHAT, {**_ASKED, **STREAM}, vllm_chat_stream),
-    "vllm-chat-not-streamed": Way("vllm", CHAT, {**_ASKED, **STREAM}, vllm_chat, CaptureOptions(streaming="never")),
-    "vllm-spelled": Way("vllm", CHAT, _ASKED, vllm_spelled),
-    "vllm-spelled-beside": Way("vllm", CHAT, _ASKED, vllm_spelled_beside),
-    "vllm-completion": Way("vllm", COMPLETIONS, _PROMPT, vllm_completion),
-    "vllm-completion-stream": Way("vllm", COMPLETIONS, {**_PROMPT, **STREAM}, vllm_completion_stream),
-    "vllm-generate": Way("vllm", "/inference/v1/generate", _TOKENS, vllm_generate),
-    "vllm-generate-stream": Way("vllm", "/inference/v1/generate", {**_TOKENS, **STREAM}, vllm_generate_stream),
-    "litellm-chat": Way("vllm", CHAT, _ASKED, litellm_chat),
-    "litellm-chat-stream": Way("vllm", CHAT, {**_ASKED, **STREAM}, litellm_chat_stream),
-    "message-chat": Way("message", CHAT, _ASKED, message_chat),
-    "message-chat-stream": Way("message", CHAT, {**_ASKED, **STREAM}, message_chat_stream),
-    "sglang-chat": Way("sglang", CHAT, _ASKED, sglang_chat),
-    "sglang-old-chat": Way("sglang", CHAT, _ASKED, sglang_old_chat),
-    "sglang-extended-chat": Way("sglang", CHAT, _ASKED, sglang_extended_chat),
-    "sglang-chat-not-streamed": Way("sglang", CHAT, {**_ASKED, **STREAM}, sglang_chat),
-    "sglang-chat-stream": Way("sglang", CHAT, {**_ASKED, **STREAM}, sglang_chat_stream, _ALWAYS),
-    "sglang-framed-chat-stream": Way("sglang", CHAT, {**_ASKED, **STREAM}, sglang_framed_chat_stream, _ALWAYS),
-    "sglang-completion": Way("sglang", COMPLETIONS, _PROMPT, vllm_completion),
-    "sglang-completion-stream": Way("sglang", COMPLETIONS, {**_PROMPT, **STREAM}, vllm_completion_stream),
-    "sglang-generate": Way("sglang", "/generate", _INPUT, sglang_generate),
-    "sglang-generate-cumulative": Way(
-        "sglang",
-        "/generate",
-        {**_INPUT, "stream": True},
-        lambda spoken: sglang_generate_stream(spoken, incremental=False),
-    ),
-    "sglang-generate-incremental": Way(
-        "sglang",
-        "/generate",
-        {**_INPUT, "stream": True},
-        lambda spoken: sglang_generate_stream(spoken, incremental=True),
-    ),
-    "llama-chat": Way("llama-cpp", CHAT, _ASKED, llama_chat, _TOKENIZER),
-    "llama-chat-not-streamed": Way("llama-cpp", CHAT, {**_ASKED, **STREAM}, llama_chat, _TOKENIZER),
-    "llama-completion": Way("llama-cpp", COMPLETIONS, _IDS, llama_completion),
-    "llama-completion-text": Way("llama-cpp", COMPLETIONS, _PROMPT, llama_completion, _TOKENIZER),
-    "llama-completion-stream": Way("llama-cpp", COMPLETIONS, {**_IDS, **STREAM}, llama_completion_stream),
-    "llama-native": Way("llama-cpp", "/completion", _IDS, llama_native),
-    "llama-native-stream": Way("llama-cpp", "/completion", {**_IDS, "stream": True}, llama_native_stream),
-}
-
-SEEN_BY_AUTO = [
-    name
-    for name, way in WAYS.items()
-    if way.path in (CHAT, COMPLETIONS)
-    and way.options == CaptureOptions()
-    and not name.endswith("-not-streamed")
-    and not name.startswith("llama-")
-]
-"""The ways that a gateway understands which was not told the engine."""

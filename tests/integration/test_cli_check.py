@@ -16,9 +16,10 @@ from replay import ReplayEngine, replay_engine
 from served import refused, serving
 
 from commands import RunTokcap
-from spoken import COMPLETIONS, WAYS, Spoken
+from spoken import Spoken
 from token_id_capture.testing.engine import PolicyEngine
 from token_id_capture.testing.serving import serve_engine
+from ways import COMPLETIONS, WAYS
 
 SPOKEN = Spoken(ids=[10, 11, 12])
 NO_IDS = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}

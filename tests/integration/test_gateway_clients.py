@@ -17,8 +17,9 @@ from aiohttp import web
 from made_up import answering
 from replay import Gateway, gateway
 
-from spoken import CHAT, COMPLETIONS, WAYS, Spoken
+from spoken import Spoken
 from token_id_capture.testing.replay import Recording
+from ways import CHAT, COMPLETIONS, WAYS
 
 LLAMA = Path(__file__).parents[1] / "data" / "recordings" / "llama-server-b1-0c1e570"
 VLLM = LLAMA.parent / "vllm-0.32.0"

@@ -7,7 +7,6 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -15,41 +14,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spoken import SEEN_BY_AUTO, STREAM, WAYS, Spoken, Way, vllm_spelled
-from token_id_capture.errors import ConfigurationError
+from spoken import Spoken, vllm_spelled
 from token_id_capture.server.captured import CaptureOptions
-from token_id_capture.server.engines import ENGINES, make_engine
-from token_id_capture.server.engines.vllm import VllmEngine
+from token_id_capture.server.engines import make_engine
+from token_id_capture.server.engines.base import Endpoint
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.middleware import TokenCaptureMiddleware
+from token_id_capture.server.request import CallBody
 from token_id_capture.testing.replay import (
     RecordedEngine,
     Recording,
-    Replayed,
     assert_replays,
     bytewise,
     in_chunks,
-    replay,
 )
+from ways import SEEN_BY_AUTO, STREAM, WAYS, Way, parts, replayed
 
 every_way = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
 STREAMED = {name: way for name, way in WAYS.items() if isinstance(way.reply(Spoken()), bytes)}
 every_stream = pytest.mark.parametrize("way", list(STREAMED.values()), ids=list(STREAMED))
 # Where ids come twice: as such, and with the log probabilities.
 WITNESSED = ["vllm-spelled-beside", "vllm-generate", "sglang-chat", "sglang-generate", "llama-native"]
-
-
-async def replayed(way: Way, spoken: Spoken | None = None, *, engine: str = "", **more: Any) -> Replayed:
-    recording = more.pop("recording", None) or way.recording(spoken or Spoken())
-    asked = {"request": orjson.dumps(way.request), "answers": way.answers, "options": way.options}
-    return await replay(recording, make_engine(engine or way.engine), **{**asked, **more})
-
-
-def parts(body: bytes) -> list[Any]:
-    """A reply, or the chunks of a stream."""
-    lines = [line.partition(b":")[2] for line in body.splitlines() if line.startswith(b"data:")]
-    return [orjson.loads(line) for line in lines if b"[DONE]" not in line] if lines else [orjson.loads(body)]
 
 
 @every_way
@@ -285,85 +271,6 @@ def test_any_tokens_arrive_the_same_through_every_engine(
     assert entry.generation_log_probs == log_probs
 
 
-def test_an_engine_is_found_by_its_name_by_a_class_or_not_at_all() -> None:
-    for name in ENGINES:
-        assert make_engine(name).paths
-    assert make_engine("token_id_capture.server.engines.vllm:VllmEngine").paths
-    for name, problem in (
-        ("ollama", "unknown engine 'ollama': choose one of auto, llama-cpp, message, sglang, vllm, or name a class"),
-        ("nobody.knows:It", "engine 'nobody.knows:It' could not be loaded: ModuleNotFoundError"),
-        ("token_id_capture.errors:Nothing", "could not be loaded: AttributeError"),
-        ("collections:OrderedDict", "is no engine: it lacks can_stream, request_fields, reader, hidden, paths"),
-    ):
-        with pytest.raises(ConfigurationError, match=problem):
-            make_engine(name)
-
-
-def several(spoken: list[Spoken]) -> list[dict[str, Any]]:
-    """What SGLang's /generate answers with n above 1."""
-    return [WAYS["sglang-generate"].reply(one) for one in spoken]
-
-
-async def test_an_array_of_replies_is_a_call_with_sibling_choices() -> None:
-    way = WAYS["sglang-generate"]
-    both = [Spoken(), Spoken(ids=[20, 21, 22], log_probs=[-1.0, -2.0, -3.0])]
-    recording = replace(way.recording(Spoken()), payload=orjson.dumps(several(both)))
-    done = await replayed(way, recording=recording)
-    first, second = sorted(done.entries, key=lambda entry: entry.model_call_id)
-    assert second.model_call_id == f"{first.model_call_id}.1"
-    assert (first.generation_token_ids, second.generation_token_ids) == ([10, 11, 12], [20, 21, 22])
-    assert second.generation_log_probs == [-1.0, -2.0, -3.0]
-    shown = orjson.loads(done.reply.body)
-    assert [list(reply) for reply in shown] == [["text", "output_ids", "meta_info"]] * 2
-    assert not any("logprob" in name for reply in shown for name in reply["meta_info"])
-
-
-@pytest.mark.parametrize("incremental", [False, True])
-async def test_the_choices_of_a_generate_stream_are_told_apart_by_their_index(incremental: bool) -> None:
-    way = WAYS["sglang-generate-incremental" if incremental else "sglang-generate-cumulative"]
-    frames = []
-    for index, spoken in enumerate((Spoken(), Spoken(ids=[20, 21, 22], texts=["b", "y", "e"]))):
-        said: list[bytes] = way.reply(spoken).split(b"\n\n")[:-2]
-        frames.append([frame.replace(b'{"text"', b'{"index":%d,"text"' % index, 1) for frame in said])
-    mixed = [frame for pair in zip(*frames, strict=True) for frame in pair]
-    payload = b"\n\n".join([*mixed, b"data: [DONE]", b""])
-    request = orjson.dumps({**way.request, "sampling_params": {"n": 2}})
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=payload), request=request)
-    entries = sorted(done.entries, key=lambda entry: entry.model_call_id)
-    assert [entry.generation_token_ids for entry in entries] == [[10, 11, 12], [20, 21, 22]]
-    assert [entry.output_items[0]["content"] for entry in entries] == ["Hello", "bye"]
-
-
-async def test_a_generate_stream_that_contradicts_itself_is_refused() -> None:
-    way = WAYS["sglang-generate-incremental"]
-    frames = way.reply(Spoken()).split(b"\n\n")
-    # The second chunk is missing, so the third goes on from nowhere.
-    payload = b"\n\n".join([frames[0], *frames[2:]])
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=payload))
-    assert done.marks == ("invalid_tokens: choice 0: a chunk with 1 tokens after 1 makes 3",)
-    # An aborted call sends its last token once more, which is no further token.
-    again = b"\n\n".join([*frames[:3], frames[2], *frames[3:]])
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=again))
-    assert done.entries[0].generation_token_ids == [10, 11, 12]
-
-
-@pytest.mark.parametrize("name", ["vllm-chat", "vllm-completion", "sglang-chat", "message-chat"])
-async def test_two_choices_with_one_index_are_refused(name: str) -> None:
-    way = WAYS[name]
-    reply = way.reply(Spoken())
-    reply["choices"] *= 2
-    reply["usage"]["completion_tokens"] *= 2
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(reply)))
-    assert done.marks == ("invalid_tokens: two choices have the same index",)
-
-
-async def test_ids_that_sglang_names_twice_and_differently_are_refused() -> None:
-    way = WAYS["sglang-chat"]
-    reply = {**way.reply(Spoken()), "sglext": {"input_ids": [1, 2, 3], "output_ids": [[10, 11, 13]]}}
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(reply)))
-    assert done.marks == ("invalid_tokens: choice 0: the choice and sglext name different token ids",)
-
-
 @every_way
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_client_that_hangs_up_leaves_a_complete_call(way: Way, after: int) -> None:
@@ -416,28 +323,8 @@ async def test_the_headers_that_are_stored_are_those_that_were_chosen() -> None:
         assert (sink.entries[0].model_extra or {}).get("session_headers") == stored
 
 
-def test_a_package_can_register_an_engine_under_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "their_engine-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(
-        "[token_id_capture.engines]\ntheirs = token_id_capture.server.engines.vllm:VllmEngine\nbroken = nobody:It\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert isinstance(make_engine("theirs"), VllmEngine)
-    with pytest.raises(ConfigurationError, match="engine 'broken' could not be loaded: ModuleNotFoundError"):
-        make_engine("broken")
-    with pytest.raises(
-        ConfigurationError, match="choose one of auto, broken, llama-cpp, message, sglang, theirs, vllm"
-    ):
-        make_engine("other")
-
-
 def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:
     for streaming, asked in (("auto", True), ("always", True), ("never", False)):
-        from token_id_capture.server.engines.base import Endpoint
-        from token_id_capture.server.request import CallBody
-
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))
         assert body is not None
         body.decide_streaming(make_engine("vllm"), CaptureOptions(streaming=streaming).streaming)  # type: ignore[arg-type]
