@@ -12,6 +12,7 @@ On disk both are little-endian: four bytes an id (unsigned), eight bytes a log p
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -212,7 +213,9 @@ class _Packed(Sequence[_Number]):
         if isinstance(value, cls):
             return value
         # A set or a mapping is iterable too, but has no order that anybody meant.
-        if isinstance(value, str | bytes | bytearray | Set | Mapping) or not isinstance(value, Iterable):
+        if not isinstance(value, list) and (
+            isinstance(value, str | bytes | bytearray | Set | Mapping) or not isinstance(value, Iterable)
+        ):
             raise PydanticCustomError("packed_sequence", "not a sequence of numbers")
         try:
             return cls(value)
@@ -252,11 +255,13 @@ class TokenIds(_Packed[int]):
     def _pack(cls, values: Iterable[Any]) -> bytes:
         if isinstance(values, str | bytes | bytearray):
             raise InvalidEntryError("token ids must be a sequence of integers, not text or bytes")
-        items = values if isinstance(values, list | tuple | array) else list(values)
+        packed = array("I")
         try:
-            return array("I", items).tobytes()
+            # From a list this way, since the constructor takes each item through the sequence protocol.
+            packed.fromlist(values if isinstance(values, list) else list(values))
         except (OverflowError, TypeError) as error:
             raise InvalidEntryError(f"token ids must be integers from 0 to 4294967295 ({error})") from error
+        return packed.tobytes()
 
 
 class LogProbs(_Packed[float]):
@@ -275,17 +280,18 @@ class LogProbs(_Packed[float]):
     def _pack(cls, values: Iterable[Any]) -> bytes:
         if isinstance(values, str | bytes | bytearray):
             raise InvalidEntryError("log probabilities must be a sequence of numbers, not text or bytes")
-        items = values if isinstance(values, list | tuple | array) else list(values)
+        items = values if isinstance(values, list) else list(values)
         try:
-            packed = array("d", items)
+            packed = struct.pack(f"{len(items)}d", *items)
             # A sum is finite only if every item is, unless it overflows; only then look at each.
             plausible = math.isfinite(sum(items))
-        except (OverflowError, TypeError) as error:
+        except (OverflowError, TypeError, struct.error) as error:
             raise InvalidEntryError(f"log probabilities must be numbers ({error})") from error
-        if not plausible and not all(map(math.isfinite, packed)):
-            position = next(i for i, value in enumerate(packed) if not math.isfinite(value))
-            raise InvalidEntryError(f"log probability {position} is {packed[position]}, which is not a finite number")
-        return packed.tobytes()
+        if not plausible:
+            for position, value in enumerate(items):
+                if not math.isfinite(value):
+                    raise InvalidEntryError(f"log probability {position} is {value}, which is not a finite number")
+        return packed
 
 
 assert array("I").itemsize == TokenIds.itemsize, "this platform has no four-byte unsigned int"

@@ -80,8 +80,8 @@ class JobQueue:
             outside = sum(job.size for job in self.outside)
             return len(self.jobs) + len(self.outside), self.held + outside
 
-    def offer(self, job: Job) -> None:
-        """Append the job.
+    def offer(self, jobs: Iterable[Job]) -> None:
+        """Append jobs.
 
         Raises:
             StoreClosedError: no more jobs are taken.
@@ -89,7 +89,7 @@ class JobQueue:
         with self.changed:
             if self.closing:
                 raise StoreClosedError("the store is closed: open a new one to go on")
-            self.outside.append(job)
+            self.outside.extend(jobs)
             self._let_in()
             self.changed.notify()
 

@@ -35,9 +35,12 @@ class RecentSequences:
             if known is None:
                 return None
             self._rollouts.move_to_end(rollout_id)
-            incarnation, sequences = known[0], list(known[1])
-        matching = [sequence for sequence in sequences if sequence.is_prefix_of(prompt)]
-        return (incarnation, max(matching, key=len)) if matching else None
+            incarnation, sequences = known
+        # Longest first: of a chain all match, and comparing each would read the prompt several times.
+        for sequence in sorted(sequences, key=len, reverse=True):
+            if sequence.is_prefix_of(prompt):
+                return incarnation, sequence
+        return None
 
     def remember(self, incarnation: str, packed: PackedEntry) -> None:
         """Add a call that is stored now."""

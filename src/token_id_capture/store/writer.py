@@ -60,6 +60,7 @@ class Writer:
         self._create = create
         self._predecessor = predecessor
         self._queue = JobQueue(limits.queue_bytes)
+        self._new: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
         self._engine: Engine | None = None
@@ -120,17 +121,36 @@ class Writer:
             StoreError, or what the operation raises.
         """
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        job = Job(operation, payload, size, loop, future)
+        if self._queue.closing:
+            raise self._closed()
+        job = Job(operation, payload, size, loop, loop.create_future())
+        waiting = self._new.get(loop)
+        if waiting is None:
+            self._new[loop] = [job]
+            # What is asked for in one turn of the loop is one group. A thread that began with the
+            # first of it would fight with the loop for the interpreter, and commit more often.
+            loop.call_soon(self._hand_over, loop)
+        else:
+            waiting.append(job)
+        return await job.future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        jobs = self._new.pop(loop, [])
         try:
-            self._queue.offer(job)
-        except StoreClosedError as closed:
-            # A writer that ended by itself, say because the file cannot be opened, says why.
-            raise self.failure or closed from None
-        return await future
+            self._queue.offer(jobs)
+        except StoreClosedError:
+            for job in jobs:
+                job.error = self._closed()
+            resolve(jobs)
+
+    def _closed(self) -> BaseException:
+        # A writer that ended by itself, say because the file cannot be opened, says why.
+        return self.failure or StoreClosedError("the store is closed: open a new one to go on")
 
     def end(self) -> None:
         """Take no more jobs; the thread finishes what waits and ends."""
+        for loop in list(self._new):
+            self._hand_over(loop)
         self._queue.close()
 
     async def close(self) -> None:
