@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.server.client import Client, ClientGoneError, HangUpLimit
-from token_id_capture.server.engines.base import Endpoint, Engine, Reader, TokenizesPrompts, reads_packed_arrays
+from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.entries import SESSION_HEADERS, CapturedRequest, NotCapturableError, entries_from
 from token_id_capture.server.exchange import Exchanges, Reply, header, redirection
 from token_id_capture.server.known_texts import KnownTexts
@@ -82,6 +82,7 @@ class CapturedCall:
         self._request = CapturedRequest.of(
             body.members, Headers(scope=client.scope), options.session_headers, options.log_probs_mode
         )
+        self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage
         self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
 
@@ -103,13 +104,10 @@ class CapturedCall:
             elif (coding := (header(reply, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
                 await self._compressed(reply, limit, coding)
             elif reply.is_event_stream:
-                reader = self._reader()
-                await StreamedReply(self._client, reply, self._body, reader, self._view, self._commit).run(limit)
+                stream = StreamedReply(self._client, reply, self._body, self._reader, self._view, self._commit)
+                await stream.run(limit)
             else:
                 await self._whole(reply, limit)
-
-    def _reader(self) -> Reader:
-        return self._engine.reader(self._body.endpoint, self._body.asked)
 
     async def _whole(self, reply: Reply, limit: HangUpLimit) -> None:
         body = await reply.read()
@@ -122,7 +120,7 @@ class CapturedCall:
         elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
-            await self._commit(lambda: read_reply(self._reader(), self._body.endpoint, parsed))
+            await self._commit(lambda: read_reply(self._reader, self._body.endpoint, parsed))
             body = self._view.whole(read)
             if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]

@@ -89,19 +89,31 @@ class Gateway:
 
     async def _captured_call(self, client: Client, raw: bytes) -> CapturedCall | None:
         """The call of a captured endpoint, announced; None if it was answered already."""
-        body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
-        if body is not None:
-            body.decide_streaming(self._engine, self._options.streaming)
-        sent = None if body is None else body.for_engine(self._engine, raw)
-        if body is None or sent is None:
+        try:
+            call = self._prepared(client, raw)
+        except Exception as error:
+            # A mistake in a strategy costs the capture of a call, never the call.
+            _logger.exception("the engine's strategy failed")
+            verdict = _Verdict(f"{type(error).__name__}: {error}", intent=True, reason=reasons.CAPTURE_FAILED)
+            if await self._announced(client):
+                await self._relay(client, raw, verdict)
+            return None
+        if call is None:
             # The engine's own error is the answer. Should it be none, the call was not captured.
             await self._relay(client, raw, _Verdict("a body that is no JSON object", intent=False))
+        return call if call is not None and await self._announced(client) else None
+
+    def _prepared(self, client: Client, raw: bytes) -> CapturedCall | None:
+        """The call as the engine is to be asked; None if the body cannot be read."""
+        body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
+        if body is None:
             return None
-        context = current_capture_context()
-        if context is not None:
+        body.decide_streaming(self._engine, self._options.streaming)
+        sent = body.for_engine(self._engine, raw)
+        if sent is None:
+            return None
+        if (context := current_capture_context()) is not None:
             context.model = body.model
-        if not await self._announced(client):
-            return None
         return CapturedCall(
             client,
             body,
@@ -153,12 +165,13 @@ class Gateway:
 class _Verdict:
     """Records the outcome of a call that could generate and is not captured, once, and before its reply ends.
 
-    ``intent`` says whether an intent is open.
+    ``intent`` says whether an intent is open, ``reason`` why nothing is captured where there is an answer.
     """
 
-    def __init__(self, what: str, *, intent: bool) -> None:
+    def __init__(self, what: str, *, intent: bool, reason: str = reasons.UNCAPTURED_ENDPOINT) -> None:
         self._what = what
         self._intent = intent
+        self._reason = reason
         self._settled = False
 
     async def replied(self, reply: Reply) -> None:
@@ -171,7 +184,7 @@ class _Verdict:
             if self._intent:
                 await refuse_current_call(f"HTTP {status}")
         elif status < 300:
-            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, self._what)
+            await mark_current_call(self._reason, self._what)
         else:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, f"{self._what}: HTTP {status}")
 
