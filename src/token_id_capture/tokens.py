@@ -282,16 +282,24 @@ class LogProbs(_Packed[float]):
             raise InvalidEntryError("log probabilities must be a sequence of numbers, not text or bytes")
         items = values if isinstance(values, list) else list(values)
         try:
-            packed = struct.pack(f"{len(items)}d", *items)
+            packed = _doubles(items)
             # A sum is finite only if every item is, unless it overflows; only then look at each.
             plausible = math.isfinite(sum(items))
-        except (OverflowError, TypeError, struct.error) as error:
+        except (OverflowError, TypeError) as error:
             raise InvalidEntryError(f"log probabilities must be numbers ({error})") from error
         if not plausible:
             for position, value in enumerate(items):
                 if not math.isfinite(value):
                     raise InvalidEntryError(f"log probability {position} is {value}, which is not a finite number")
         return packed
+
+
+def _doubles(items: list[Any]) -> bytes:
+    try:
+        return struct.pack(f"{len(items)}d", *items)
+    except struct.error:
+        # Slower, but it says of which type the wrong item is.
+        return array("d", items).tobytes()
 
 
 assert array("I").itemsize == TokenIds.itemsize, "this platform has no four-byte unsigned int"

@@ -11,7 +11,7 @@ from token_id_capture.server.engines.base import Endpoint, PackedLogProbs
 from token_id_capture.server.engines.vllm import VllmEngine
 from token_id_capture.server.entries import CapturedRequest, NotCapturableError, entries_from
 from token_id_capture.server.known_texts import KnownTexts
-from token_id_capture.server.reply_body import ReplyBody
+from token_id_capture.server.reply_body import BodyReader, ReplyBody
 from token_id_capture.server.served import read_reply
 from token_id_capture.server.view import client_view
 from token_id_capture.sink import CaptureContext
@@ -120,10 +120,10 @@ def _stored(reply: ReplyBody) -> Any:
 
 def _assert_alike(text: bytes, known: KnownTexts) -> bool:
     """Whether arrays were cut out; either way the reply says the same."""
-    whole, cut = ReplyBody.parse(text), ReplyBody.read(text, known, "r")
+    whole, cut = ReplyBody.parse(text), BodyReader(known, "r").whole(text)
     for asked in _ASKED:
         view = client_view(_ENGINE.hidden(Endpoint.CHAT, asked), hide_usage=False)
-        assert view.whole(cut) == view.whole(whole)
+        assert view.reply(cut) == view.reply(whole)
     assert (cut.parsed is None) == (whole.parsed is None)
     assert _stored(cut) == _stored(whole)
     return isinstance(cut.parsed, dict) and isinstance(cut.parsed.get("prompt_token_ids"), TokenIds)
@@ -159,7 +159,7 @@ def test_what_an_engine_sends_is_cut() -> None:
     known = KnownTexts()
     assert _assert_alike(_reply("[1,2]"), known)
     assert _assert_alike(_reply("[1,2,7,8,9]"), known)
-    cut = ReplyBody.read(_reply("[1,2]"), known, "r")
+    cut = BodyReader(known, "r").whole(_reply("[1,2]"))
     assert isinstance(cut.parsed["choices"][0]["logprobs"], PackedLogProbs)
     assert cut.parsed["choices"][0]["token_ids"] == [7, 8]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -37,11 +38,15 @@ def worker_app() -> ASGIApp:
     log_to_stderr(settings.log_format, access_log=settings.access_log)
     _stop_with_parent()
     try:
-        return _app(settings)
+        app = _app(settings)
     except ConfigurationError as error:
         # The supervisor takes this exit code for an end, not for a crash to be repeated.
         logging.getLogger(__name__).error("%s", error)
         sys.exit(STARTUP_FAILURE)
+    # What is loaded stays; each time the collector walked it, the event loop would stop for tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    return app
 
 
 def _app(settings: GatewaySettings) -> ASGIApp:

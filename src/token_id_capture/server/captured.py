@@ -26,7 +26,7 @@ from token_id_capture.server.entries import SESSION_HEADERS, CapturedRequest, No
 from token_id_capture.server.exchange import Exchanges, Reply, header, redirection
 from token_id_capture.server.known_texts import KnownTexts
 from token_id_capture.server.prompts import add_prompt_ids
-from token_id_capture.server.reply_body import ReplyBody
+from token_id_capture.server.reply_body import BodyReader
 from token_id_capture.server.request import CallBody, Streaming
 from token_id_capture.server.served import ServedReply, read_reply
 from token_id_capture.server.stream import StreamedReply
@@ -78,7 +78,9 @@ class CapturedCall:
         self._engine = engine
         self._upstream = upstream
         self._options = options
-        self._known = known
+        context = current_capture_context()
+        packed = context is not None and reads_packed_arrays(engine)
+        self._bodies = BodyReader(known if packed else None, context.rollout_id if context is not None else "")
         self._request = CapturedRequest.of(
             body.members, Headers(scope=client.scope), options.session_headers, options.log_probs_mode
         )
@@ -104,16 +106,21 @@ class CapturedCall:
             elif (coding := (header(reply, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
                 await self._compressed(reply, limit, coding)
             elif reply.is_event_stream:
-                stream = StreamedReply(self._client, reply, self._body, self._reader, self._view, self._commit)
-                await stream.run(limit)
+                await self._streamed(reply, limit)
             else:
                 await self._whole(reply, limit)
+
+    async def _streamed(self, reply: Reply, limit: HangUpLimit) -> None:
+        stream = StreamedReply(
+            self._client, reply, self._body, self._reader, self._bodies.chunk, self._view, self._commit
+        )
+        await stream.run(limit)
 
     async def _whole(self, reply: Reply, limit: HangUpLimit) -> None:
         body = await reply.read()
         limit.lift()
         headers = reply.headers
-        read = self._read(body)
+        read = self._bodies.whole(body)
         parsed = read.parsed
         if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
             await mark_current_call(reasons.INVALID_TOKENS, "the reply is no JSON object")
@@ -121,18 +128,12 @@ class CapturedCall:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
             await self._commit(lambda: read_reply(self._reader, self._body.endpoint, parsed))
-            body = self._view.whole(read)
+            body = self._view.reply(read)
             if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]
                 headers.append((b"content-type", EVENT_STREAM))
                 body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
         await self._client.reply(reply.status, _with_length(headers, body), body)
-
-    def _read(self, body: bytes) -> ReplyBody:
-        context = current_capture_context()
-        if context is None or not reads_packed_arrays(self._engine):
-            return ReplyBody.parse(body)
-        return ReplyBody.read(body, self._known, context.rollout_id)
 
     async def _commit(self, read: Callable[[], ServedReply]) -> None:
         """Store the call, or mark it with the reason why not."""

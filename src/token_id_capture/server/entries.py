@@ -93,7 +93,11 @@ class CapturedRequest:
         """Pick it from the body and the headers."""
         model = body.get("model")
         sampling = {name: body[name] for name in SAMPLING_FIELDS if body.get(name) is not None}
-        session = {name: headers[name] for name in session_headers if name in headers}
+        wanted = frozenset(session_headers)
+        session: dict[str, str] = {}
+        for name, value in headers.items():
+            if name in wanted:
+                session.setdefault(name, value)
         return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
 
 

@@ -15,6 +15,7 @@ over here in those fields of a log probability that nobody reads.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -78,14 +79,6 @@ class ReplyBody:
         self._cuts = cuts
 
     @classmethod
-    def read(cls, text: bytes, known: KnownTexts, rollout_id: str) -> ReplyBody:
-        """Read the reply to a call of a rollout; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
-        try:
-            return cls._cut(text, known, rollout_id)
-        except (ValueError, msgspec.DecodeError):
-            return cls.parse(text)
-
-    @classmethod
     def parse(cls, text: bytes) -> ReplyBody:
         """Read a reply into plain objects."""
         try:
@@ -93,21 +86,6 @@ class ReplyBody:
         except orjson.JSONDecodeError:
             parsed = None
         return cls(text, parsed, text, [])
-
-    @classmethod
-    def _cut(cls, text: bytes, known: KnownTexts, rollout_id: str) -> ReplyBody:
-        cuts = _log_probs(text)
-        cuts.append(_generation(text, cuts[-1].end if cuts else 0))
-        start, end = _span(text, _PROMPT, b"]", cuts[-1].end)
-        prompt = text[start:end]
-        ids = known.read(rollout_id, prompt)
-        cuts.append(_Cut("prompt_token_ids", start, end, ids))
-        cuts.sort(key=lambda cut: cut.start)
-        rest = _with(text, cuts, {cut.name: f'"{cut.mark}"'.encode() for cut in cuts})
-        parsed = orjson.loads(rest)
-        _put_back(parsed, {cut.mark: cut for cut in cuts})
-        known.remember(rollout_id, prompt, ids)
-        return cls(text, parsed, rest, cuts)
 
     def visible(self, splicer: Splicer) -> bytes:
         """The reply with what ``splicer`` hides as null, and all else as the engine wrote it.
@@ -123,6 +101,46 @@ class ReplyBody:
         for cut in self._cuts:
             visible = visible.replace(f'"{cut.mark}"'.encode(), self.text[cut.start : cut.end])
         return visible
+
+
+class BodyReader:
+    """Reads the replies of a rollout, whole or chunk by chunk; arrays may come out packed.
+
+    Without ``known`` they never do, and all is parsed as usual.
+    """
+
+    def __init__(self, known: KnownTexts | None, rollout_id: str) -> None:
+        self._known = known
+        self._rollout_id = rollout_id
+
+    def whole(self, text: bytes) -> ReplyBody:
+        """Read a reply; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
+        if self._known is not None:
+            with contextlib.suppress(ValueError, msgspec.DecodeError):
+                cuts = _log_probs(text)
+                cuts.append(_generation(text, cuts[-1].end if cuts else 0))
+                return self._cut(text, cuts, self._known)
+        return ReplyBody.parse(text)
+
+    def chunk(self, text: bytes) -> ReplyBody:
+        """Read a chunk of a streamed reply; of its arrays only the prompt's, which the first one has, is long."""
+        if self._known is not None and _PROMPT in text:
+            with contextlib.suppress(ValueError):
+                return self._cut(text, [], self._known)
+        return ReplyBody.parse(text)
+
+    def _cut(self, text: bytes, cuts: list[_Cut], known: KnownTexts) -> ReplyBody:
+        """Read the rest of a reply and its prompt."""
+        start, end = _span(text, _PROMPT, b"]", cuts[-1].end if cuts else 0)
+        prompt = text[start:end]
+        ids = known.read(self._rollout_id, prompt)
+        cuts.append(_Cut("prompt_token_ids", start, end, ids))
+        cuts.sort(key=lambda cut: cut.start)
+        rest = _with(text, cuts, {cut.name: f'"{cut.mark}"'.encode() for cut in cuts})
+        parsed = orjson.loads(rest)
+        _put_back(parsed, {cut.mark: cut for cut in cuts})
+        known.remember(self._rollout_id, prompt, ids)
+        return ReplyBody(text, parsed, rest, cuts)
 
 
 def _span(text: bytes, key: bytes, end: bytes, position: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from token_id_capture import reasons
 from token_id_capture.server.client import Client, HangUpLimit
 from token_id_capture.server.engines.base import Reader
 from token_id_capture.server.exchange import Reply
+from token_id_capture.server.reply_body import ReplyBody
 from token_id_capture.server.request import CallBody
 from token_id_capture.server.served import ServedReply, StreamMerger
 from token_id_capture.server.sse import DONE, Event, EventParser
@@ -40,11 +41,13 @@ class StreamedReply:
         reply: Reply,
         body: CallBody,
         reader: Reader,
+        read_chunk: Callable[[bytes], ReplyBody],
         view: ClientView,
         commit: Callable[[Callable[[], ServedReply]], Awaitable[None]],
     ) -> None:
         self._client = client
         self._reply = reply
+        self._read_chunk = read_chunk
         self._view = view
         self._commit = commit
         self._parser = EventParser()
@@ -117,8 +120,9 @@ class StreamedReply:
         if data == DONE:
             self._done = self._holding = True
             return event.raw
-        chunk = _object(data)
-        if chunk is None:
+        read = self._read_chunk(data)
+        chunk = read.parsed
+        if not isinstance(chunk, dict):
             self._unreadable += not self._done
             return event.raw
         if not self._done:  # what comes after the end is no part of the reply
@@ -128,7 +132,7 @@ class StreamedReply:
                 return event.raw
             self._collect(chunk)
             self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
-        return self._view.event(event, chunk)
+        return self._view.event(event, read)
 
     def _collect(self, chunk: Mapping[str, Any]) -> None:
         """Whatever goes wrong in reading what the engine sent, its bytes still reach the client."""
@@ -149,14 +153,6 @@ class StreamedReply:
         except (TimeoutError, UpstreamError):
             pass  # the call is whole and stored; how the connection ends is of no matter
         await self._client.finish(self._parser.rest)
-
-
-def _object(data: bytes) -> dict[str, Any] | None:
-    try:
-        parsed = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return parsed if isinstance(parsed, dict) else None
 
 
 def _error_message(error: Any) -> str:

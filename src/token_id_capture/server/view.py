@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -31,25 +31,22 @@ class ClientView:
         self._silent = {"index", "delta"} | members
         self._hide_usage = hide_usage
 
-    def whole(self, reply: ReplyBody) -> bytes:
-        """A complete reply as the client sees it."""
-        return self._visible(reply.text, reply.visible)
-
-    def event(self, event: Event, chunk: Mapping[str, Any]) -> bytes:
-        """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
-        if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
-            return b""
-        data = event.data or b""
-        visible = self._visible(data, lambda splicer: splicer.hide(data))
-        return event.raw if visible is data else event.with_data(visible)
-
-    def _visible(self, text: bytes, hide: Callable[[Splicer], bytes]) -> bytes:
+    def reply(self, reply: ReplyBody) -> bytes:
+        """A complete reply, or the data of one event, as the client sees it."""
         try:
-            return hide(self._splicer)
+            return reply.visible(self._splicer)
         except ValueError as error:
             # More than it asked for does a client no harm; a broken reply would.
             _logger.warning("a reply is passed on with the token fields in it: %s", error)
-            return text
+            return reply.text
+
+    def event(self, event: Event, data: ReplyBody) -> bytes:
+        """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
+        chunk = data.parsed
+        if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
+            return b""
+        visible = self.reply(data)
+        return event.raw if visible is data.text else event.with_data(visible)
 
     def _is_extension(self, chunk: Mapping[str, Any]) -> bool:
         """Whether the chunk has no choice, only an extension of which all is hidden: it would not have come."""

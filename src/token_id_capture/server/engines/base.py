@@ -136,10 +136,12 @@ def keeps_connections(engine: Engine) -> bool:
 
 
 def reads_packed_arrays(engine: Engine) -> bool:
-    """Whether its readers take ``TokenIds`` for an array of ids, and ``PackedLogProbs`` for log probabilities:
-    no, unless the engine has ``reads_packed_arrays = True``. Long prompts are read faster then.
+    """Whether its readers take ``TokenIds`` for an array of ids, and ``PackedLogProbs`` for log probabilities.
+
+    Long prompts are read faster then. Only if the engine's own class has ``reads_packed_arrays = True``:
+    one that is derived from it may read otherwise.
     """
-    return bool(getattr(engine, "reads_packed_arrays", False))
+    return bool(vars(type(engine)).get("reads_packed_arrays", False))
 
 
 ENGINE_METHODS: Final = ("can_stream", "request_fields", "reader", "hidden")
