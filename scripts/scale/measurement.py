@@ -1,27 +1,31 @@
 """How long commands and views take on a database with many rollouts, and whether writers notice.
 
-Times are the best of some runs; beside each stands its ratio to one ``SELECT count(*) FROM entries``,
-which a machine's speed does not change.
+Times are the best of some rounds through all of them; beside each stands its ratio to one ``SELECT
+count(*) FROM entries``, which a machine's speed does not change.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from scale.contention import compare
-from token_id_capture.explanation import call_tree
-from token_id_capture.store import RolloutFilter, TokenCaptureStore
+from scale.contention import commands, compare, show
+from token_id_capture import explanation
+from token_id_capture.cli.evidence import stored_rollout
+from token_id_capture.store import RolloutFilter
 from token_id_capture.store.evidence import read_evidence
+from token_id_capture.store.listing import list_rollouts
 from token_id_capture.store.reading import read_only
-from token_id_capture.store.sql_access import sql_reader
+from token_id_capture.store.sql_access import SqlReader, sql_reader
 
 VIEWS: Final = ("rollout_overview", "kept_evidence", "lost_calls", "late_calls", "call_chain", "call_tokens")
 FILTERS: Final = {
@@ -33,84 +37,85 @@ FILTERS: Final = {
     "--since 2999-01-01 (none)": RolloutFilter(opened_since=3.2e10),
     "--model nothing (none)": RolloutFilter(model="nothing"),
 }
-_RUNS: Final = 5
+UNIT: Final = "SELECT count(*) FROM entries"
+# It reads and writes the whole database, in the time that this takes.
+_ONCE: Final = {"tokcap export"}
 
-Measured = tuple[str, float, int]
-
-
-def best(work: Callable[[], int]) -> tuple[float, int]:
-    """The shortest time in seconds, and what ``work`` counted."""
-    times, count = [], 0
-    for _ in range(_RUNS):
-        started = time.perf_counter()
-        count = work()
-        times.append(time.perf_counter() - started)
-    return min(times), count
+Work = Callable[[], int]
 
 
-def in_process(path: Path, rollout_id: str) -> Iterator[Measured]:
+def statements(reader: SqlReader, rollout_id: str) -> Iterator[tuple[str, Work]]:
+    """What the views cost, without the start of a command."""
+
+    def counting(statement: str) -> Work:
+        def run() -> int:
+            with reader.query(statement) as (_, pages):
+                return sum(map(len, pages))
+
+        return run
+
+    yield UNIT, counting(UNIT)
+    for view in VIEWS:
+        yield f"{view}, first 50 rows", counting(f"SELECT * FROM {view} LIMIT 50")
+        yield f"{view}, one rollout", counting(f"SELECT * FROM {view} WHERE rollout_id = '{rollout_id}'")
+    for column in ("state", "latest_outcome, latest_reason"):
+        grouped = f"SELECT {column}, count(*) FROM rollout_overview GROUP BY {column}"
+        yield f"rollout_overview, all by {column}", counting(grouped)
+
+
+def reads(path: Path, rollout_id: str) -> Iterator[tuple[str, Work]]:
     """What commands do once Python has started."""
-    with sql_reader(path) as reader:
 
-        def rows(statement: str) -> Callable[[], int]:
-            def run() -> int:
-                with reader.query(statement) as (_, pages):
-                    return sum(map(len, pages))
+    def listing(wanted: RolloutFilter) -> Work:
+        def run() -> int:
+            with read_only(path) as connection:
+                return len(list_rollouts(connection.execute, "", 50, wanted))
 
-            return run
+        return run
 
-        yield "SELECT count(*) FROM entries", *best(rows("SELECT count(*) FROM entries"))
-        for view in VIEWS:
-            yield f"{view}, first 50 rows", *best(rows(f"SELECT * FROM {view} LIMIT 50"))
-            yield f"{view}, one rollout", *best(rows(f"SELECT * FROM {view} WHERE rollout_id = '{rollout_id}'"))
-        for column in ("state", "latest_outcome, latest_reason"):
-            statement = f"SELECT {column}, count(*) FROM rollout_overview GROUP BY {column}"
-            yield f"rollout_overview, all by {column}", *best(rows(statement))
+    def explaining() -> int:
+        with read_only(path) as connection:
+            evidence = read_evidence(connection, rollout_id)
+        return len(asyncio.run(explanation.explain(stored_rollout(evidence))).findings)
 
     for options, wanted in FILTERS.items():
-        yield f"ls {options}".strip(), *best(lambda wanted=wanted: asyncio.run(_list(path, wanted)))
-
-    def evidence() -> int:
-        with read_only(path) as connection:
-            return len(call_tree(read_evidence(connection, rollout_id).snapshot.entries).calls)
-
-    yield f"show and explain: read and build {rollout_id}", *best(evidence)
+        yield f"ls {options}, in process".replace(" ,", ","), listing(wanted)
+    yield f"explain {rollout_id}, in process", explaining
 
 
-async def _list(path: Path, wanted: RolloutFilter) -> int:
-    store = TokenCaptureStore(path, create=False)
-    try:
-        return len(await store.list_rollouts("", 50, wanted))
-    finally:
-        await store.close()
-
-
-def as_commands(path: Path, rollout_id: str) -> Iterator[Measured]:
-    """Whole commands, start and imports included."""
-    tokcap = str(Path(sys.executable).with_name("tokcap"))
-    for arguments in (
-        ["--version"],
-        ["ls"],
-        ["ls", "--masked"],
-        ["show", rollout_id],
-        ["explain", rollout_id],
-        ["sql", "SELECT * FROM rollout_overview LIMIT 50"],
-    ):
-        command = [tokcap, *arguments, *([] if arguments == ["--version"] else ["--database", str(path)])]
+def whole_commands(path: Path, rollout_id: str, output: Path) -> Iterator[tuple[str, Work]]:
+    """Commands from start to end, their imports included; counts the lines that they print."""
+    given = commands(path, rollout_id, output)
+    tokcap = next(iter(given.values()))[0]
+    more = {"--help": [tokcap, "--help"], "ls --masked": [*given["ls"], "--masked"]}
+    for name, command in {**more, **given}.items():
 
         def run(command: list[str] = command) -> int:
             shown = subprocess.run(command, capture_output=True, text=True, check=True)
             return len(shown.stdout.splitlines())
 
-        yield f"$ tokcap {' '.join(arguments)}", *best(run)
+        yield f"tokcap {name}", run
 
 
-def report(measured: Iterator[Measured], unit: float) -> float:
-    """Print a line each; returns the first time, which is the unit if none is given."""
-    for what, seconds, count in measured:
-        unit = unit or seconds
-        print(f"{what:58}{seconds * 1000:10.1f} ms{seconds / unit:9.1f} x{count:9,} rows")
-    return unit
+def measure(path: Path, rollout_id: str, rounds: int) -> list[dict[str, Any]]:
+    """One row for each: seconds, the ratio to the unit, and how many rows, findings or lines it gave."""
+    best: dict[str, dict[str, Any]] = {}
+    with sql_reader(path) as reader, tempfile.TemporaryDirectory() as output:
+        works = [
+            *statements(reader, rollout_id),
+            *reads(path, rollout_id),
+            *whole_commands(path, rollout_id, Path(output)),
+        ]
+        for round_number in range(rounds):
+            for what, work in works:
+                if round_number and what in _ONCE:
+                    continue
+                started = time.perf_counter()
+                count = work()
+                seconds = time.perf_counter() - started
+                if what not in best or seconds < best[what]["seconds"]:
+                    best[what] = {"what": what, "seconds": seconds, "count": count}
+    return [{**row, "ratio": row["seconds"] / best[UNIT]["seconds"]} for row in best.values()]
 
 
 def main() -> None:
@@ -118,16 +123,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/measure_queries", description=__doc__)
     parser.add_argument("database", type=Path, help="a file of scripts/make_database")
     parser.add_argument("--rollout", default="zz-long", help="the rollout to show and to explain")
-    parser.add_argument("--writers", type=int, default=0, metavar="N", help="also let N processes write to it")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long they write, without and with readers")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often each is timed; 0: not at all")
+    parser.add_argument(
+        "--writers", type=int, default=0, metavar="N", help="let N processes write, with readers beside"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each reader runs beside them, each time")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="how often each reader has its turn")
+    parser.add_argument("--idle", action="store_true", help="readers beside writers get only idle processors")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # about this machine's SQLite
-    unit = report(in_process(arguments.database, arguments.rollout), 0.0)
-    report(as_commands(arguments.database, arguments.rollout), unit)
+    results: dict[str, Any] = {}
+    if arguments.rounds:
+        results["times"] = measure(arguments.database, arguments.rollout, arguments.rounds)
     if arguments.writers:
-        results: dict[str, Any] = compare(arguments.database, arguments.writers, arguments.seconds)
-        for name, values in results.items():
-            print(f"{name:24}" + "".join(f"{key} {value:<14}" for key, value in values.items()))
+        results["puts"] = compare(
+            arguments.database,
+            arguments.rollout,
+            arguments.writers,
+            arguments.seconds,
+            arguments.repeats,
+            idle=arguments.idle,
+        )
+    if arguments.json:
+        json.dump(results, sys.stdout, indent=1)
+        return
+    for row in results.get("times", ()):
+        print(f"{row['what']:58}{row['seconds'] * 1000:10.1f} ms{row['ratio']:9.1f} x{row['count']:9,} rows")
+    for line in show(results["puts"]) if "puts" in results else ():
+        print(line)
 
 
 if __name__ == "__main__":

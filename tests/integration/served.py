@@ -65,7 +65,7 @@ async def started(*arguments: str, **environment: str) -> asyncio.subprocess.Pro
 
 
 @contextlib.asynccontextmanager
-async def serving(database: Path, upstream: str, *arguments: str, **environment: str) -> AsyncIterator[Serving]:
+async def serving(database: Path | str, upstream: str, *arguments: str, **environment: str) -> AsyncIterator[Serving]:
     options = () if "--check" in arguments else ("--no-check",)
     process = await started("-u", upstream, "-d", str(database), "--port", "0", *options, *arguments, **environment)
     stderr = process.stderr

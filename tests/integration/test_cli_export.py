@@ -85,6 +85,14 @@ def content(database: Path) -> list[str]:
         return list(connection.iterdump())
 
 
+@pytest.mark.parametrize("arguments", [["export", "-o", "-"], ["verify"]], ids=lambda arguments: arguments[0])
+def test_a_command_that_reads_everything_lets_servers_go_first(database: Path, arguments: list[str]) -> None:
+    command = [TOKCAP, *arguments, "-d", database]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
+        assert os.getpriority(os.PRIO_PROCESS, run.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+
+
 def test_each_frozen_unmasked_rollout_is_one_row(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
     done = tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl")
     assert (done.returncode, done.stdout) == (0, "")

@@ -129,6 +129,11 @@ def fail(message: str, code: int = EXIT_UNUSABLE) -> NoReturn:
     raise typer.Exit(code)
 
 
+def let_others_go_first() -> None:
+    """For a command that reads the whole file, in short transactions: servers do not wait for processors."""
+    os.nice(10)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     import orjson

@@ -19,6 +19,7 @@ from token_id_capture.cli.common import (
     DatabaseOption,
     JsonOption,
     fail,
+    let_others_go_first,
     print_json,
     report,
     run,
@@ -95,6 +96,7 @@ def export(
     if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
         fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
     signal.signal(signal.SIGINT, _interrupt)
+    let_others_go_first()
     try:
         with progress_bar() as show, _fields_of(records, names, id_field, show) as found:
             exported = _export(plan, found, show)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from token_id_capture.cli.common import EXIT_PARTIAL, DatabaseOption, JsonOption, print_json, printable, report
+from token_id_capture.cli.common import (
+    EXIT_PARTIAL,
+    DatabaseOption,
+    JsonOption,
+    let_others_go_first,
+    print_json,
+    printable,
+    report,
+)
 from token_id_capture.cli.database import database_file
 from token_id_capture.cli.progress import progress_bar
 from token_id_capture.cli.units import plural
@@ -27,6 +35,7 @@ def verify(database: DatabaseOption, json: JsonOption = False) -> None:
     """
     from token_id_capture.store import verification
 
+    let_others_go_first()
     checked, listed, damaged = verification.Checked(), [], 0
     with progress_bar() as show:
         for damage in verification.verify(database_file(database), checked, show):
