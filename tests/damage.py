@@ -17,11 +17,14 @@ import orjson
 
 from spoken import Spoken
 from token_id_capture.server.engines import make_engine
-from token_id_capture.testing.replay import Recording, Replayed, in_chunks, replay, whole
+from token_id_capture.server.gateway import Gateway
+from token_id_capture.testing.replay import RecordedEngine, Recording, Replayed, in_chunks, replay_through, whole
 from ways import WAYS, Way
 
 _NATIVE = "completion_probabilities"
 NOT_A_NUMBER = "<NaN>"
+
+PROMPT = [1001, 1002, 1003]
 
 # Odd values of every type. Strings become no ids, but for one that spells an id.
 ODD: tuple[Any, ...] = (
@@ -61,7 +64,7 @@ def damaged_call(numbers: Random) -> tuple[Way, Recording]:
     way = WAYS[name]
     length = numbers.randint(1, 5)
     spoken = Spoken(
-        prompt=[1001, 1002, 1003],
+        prompt=PROMPT,
         ids=[numbers.randint(2000, 9000) for _ in range(length)],
         log_probs=[-numbers.random() * 9 for _ in range(length)],
         texts=[numbers.choice(["a", "é", "🙂", "", "\n"]) for _ in range(length)],
@@ -73,19 +76,19 @@ def damaged_call(numbers: Random) -> tuple[Way, Recording]:
 
 
 async def outcome(way: Way, recording: Recording, numbers: Random) -> Replayed:
-    """Send it through the gateway, in some chunks or other."""
+    """Send it through the gateway, in some chunks or other, sometimes after a good call of the same rollout."""
     engine = "auto" if way.path.startswith("/v1/") and numbers.random() < 0.2 else way.engine
     cut = (
         in_chunks(numbers.randrange(10**6), longest=numbers.choice([3, 50, 4000])) if numbers.random() < 0.3 else whole
     )
-    return await replay(
-        recording,
-        make_engine(engine),
-        request=orjson.dumps(way.request),
-        cut=cut,
-        answers=way.answers,
-        options=way.options,
-    )
+    request = orjson.dumps(way.request)
+    recorded = RecordedEngine(recording, cut, way.answers)
+    gateway = Gateway(recorded, make_engine(engine), options=way.options)
+    if numbers.random() < 0.5:
+        recorded.recording = way.recording(Spoken(prompt=PROMPT[: numbers.randint(1, len(PROMPT))]))
+        await replay_through(gateway, recorded, request)
+        recorded.recording = recording
+    return await replay_through(gateway, recorded, request)
 
 
 def check(recording: Recording, done: Replayed) -> str:
@@ -101,13 +104,17 @@ def check(recording: Recording, done: Replayed) -> str:
         return done.marks[0].partition(":")[0]
     documents = list(_documents(recording))
     counted = _counted(documents)
+    # Some requests and llama-server's tokenizer name the prompt, all other replies.
+    prompts = [Spoken().prompt, *(array for document in documents for array in _arrays(document))]
     generated = 0
     for entry in done.entries:
         ids, log_probs = entry.generation_token_ids.tolist(), entry.generation_log_probs.tolist()
         assert len(ids) == len(log_probs)
         assert all(type(token) is int and 0 <= token < 2**32 for token in ids)
         assert all(math.isfinite(value) and value > -9999 for value in log_probs)
-        assert len(entry.prompt_token_ids) > 0
+        prompt = entry.prompt_token_ids.tolist()
+        assert prompt, "nothing is sampled after nothing"
+        assert prompt in prompts, f"{prompt} is stored as the prompt, which nobody sent"
         generated += len(ids)
     assert generated == counted, f"{generated} ids are stored, the engine counted {counted}"
     said = {value for document in documents for value in _numbers(document)}
@@ -227,6 +234,13 @@ def _named(reply: Any) -> Iterator[list[Any]]:
             named = [entry.get("token_id", entry.get("id")) if isinstance(entry, dict) else None for entry in listed]
             if any(token is not None for token in named):
                 yield named
+
+
+def _arrays(value: Any) -> Iterator[list[Any]]:
+    if isinstance(value, list):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _arrays(inner)
 
 
 def _numbers(value: Any) -> Iterator[int]:

@@ -189,17 +189,22 @@ async def replay(
     fields. ``answers`` are what the engine answers on other paths.
     """
     recorded = RecordedEngine(recording, cut, answers or {}, breaks)
-    sink = MemorySink()
-    app = TokenCaptureMiddleware(Gateway(recorded, engine, options=options), sink=sink)
-    body = recording.plain_request(engine) if request is None else request
-    reply = await call_in_memory(app, recording.method, recording.path, body)
+    gateway = Gateway(recorded, engine, options=options)
+    return await replay_through(gateway, recorded, recording.plain_request(engine) if request is None else request)
+
+
+async def replay_through(gateway: Gateway, recorded: RecordedEngine, request: bytes) -> Replayed:
+    """Make the call of ``recorded`` through a gateway in front of it, which may have served others of the rollout."""
+    sink, before = MemorySink(), len(recorded.sent)
+    app = TokenCaptureMiddleware(gateway, sink=sink)
+    reply = await call_in_memory(app, recorded.recording.method, recorded.recording.path, request)
     return Replayed(
         tuple(sink.entries),
         tuple(sink.marks),
         tuple(sink.refusals),
         bool(sink.open_calls),
         reply,
-        tuple(recorded.sent),
+        tuple(recorded.sent[before:]),
     )
 
 
