@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas
 import pytest
+from many_rollouts import database_with
 from pyarrow import parquet
 
 from commands import TOKCAP, RunTokcap, clean_environment
@@ -329,8 +330,13 @@ def test_a_reader_of_the_pipe_that_leaves_early_gets_no_complaint(long_rollouts:
     process.stderr.close()
 
 
-def test_an_interrupt_ends_the_export_at_once_in_one_line(long_rollouts: Path) -> None:
-    process = start("export", "-d", long_rollouts, "-o", "-", "--include-open")
+@pytest.mark.parametrize("rows", ["long", "short"])
+def test_an_interrupt_ends_the_export_at_once_in_one_line(
+    long_rollouts: Path, tmp_path_factory: pytest.TempPathFactory, rows: str
+) -> None:
+    # Of short rows some wait in a buffer.
+    database = long_rollouts if rows == "long" else database_with(4_000, tmp_path_factory)
+    process = start("export", "-d", database, "-o", "-", "--include-open")
     assert process.stdout is not None
     assert process.stderr is not None
     # From here on nobody reads, so the command waits in a write.

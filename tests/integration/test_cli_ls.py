@@ -177,6 +177,22 @@ def test_a_filter_that_finds_next_to_nothing_costs_some_dozen_instructions_a_rol
     assert ticks * 1_000 / 4_000 < 60
 
 
+@pytest.mark.parametrize("arguments", [["ls", "--limit", "4000", "--json"], ["export", "-o", "-"]], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_in_the_middle_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory, arguments: list[str], unbuffered: str
+) -> None:
+    command = [TOKCAP, *arguments, "-d", database_with(4_000, tmp_path_factory)]
+    environment = {**clean_environment(), "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
 def test_ctrl_c_ends_a_listing_without_a_traceback(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = database_with(4_000, tmp_path_factory)
     command = [TOKCAP, "ls", "-d", path, "--limit", "4000"]

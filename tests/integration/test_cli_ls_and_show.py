@@ -104,7 +104,7 @@ def test_the_database_may_come_from_the_environment(tokcap: RunTokcap, database:
 def test_the_database_may_be_a_url(tokcap: RunTokcap, database: Path) -> None:
     relative = os.path.relpath(database)
     for url in (f"sqlite:///{database}", f"sqlite+aiosqlite:///{database}?cache=shared", f"sqlite:///{relative}"):
-        for command in (["ls"], ["show", "math-0"], ["sql", "SELECT * FROM lost_calls"], ["doctor"]):
+        for command in (["ls"], ["show", "math-0"], ["sql", "SELECT * FROM late_calls"]):
             named, by_path = (tokcap(*command, "-d", where).stdout for where in (url, database))
             assert named == by_path != ""
     for url in ("postgresql://host/captures", "sqlite:///:memory:", "sqlite://"):

@@ -10,9 +10,10 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TypeAlias, TypeVar
 
 import typer
 
@@ -25,6 +26,7 @@ _Result = TypeVar("_Result")
 
 EXIT_PARTIAL = 1
 EXIT_UNUSABLE = 2
+EXIT_INTERRUPTED = 130
 
 _GAP = "  "
 
@@ -138,8 +140,28 @@ def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     import orjson
 
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.buffer.flush()
+    with output_stream() as stream:
+        stream.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+@contextmanager
+def output_stream() -> Iterator[BinaryIO]:
+    """Standard output for bytes: a write is whole, or an error.
+
+    With ``PYTHONUNBUFFERED``, as containers have it, a write to ``sys.stdout.buffer`` may be neither.
+    """
+    sys.stdout.flush()
+    with open(sys.stdout.fileno(), "wb", closefd=False) as stream:
+        try:
+            yield stream
+        except BaseException:
+            give_up(stream)
+            raise
+
+
+def give_up(stream: IO[Any]) -> None:
+    """Let what a stream still holds go nowhere: its reader has left, or may never read."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
 import typer
 
 from token_id_capture.cli.common import (
+    EXIT_INTERRUPTED,
     EXIT_PARTIAL,
     DatabaseOption,
     JsonOption,
     fail,
     let_others_go_first,
+    output_stream,
     print_json,
     report,
     run,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from token_id_capture.export.run import Exported
 
 STDOUT = Path("-")
-EXIT_INTERRUPTED = 130
 _LISTED_DAMAGES = 20
 
 
@@ -190,7 +190,8 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
 @contextmanager
 def _stream(output: Path) -> Iterator[BinaryIO]:
     if output == STDOUT:
-        yield sys.stdout.buffer
+        with output_stream() as stream:
+            yield stream
     else:
         with whole_file(output) as stream:
             yield stream

@@ -29,7 +29,7 @@ from token_id_capture.cli import (
     vacuum,
     verify,
 )
-from token_id_capture.cli.common import EXIT_UNUSABLE
+from token_id_capture.cli.common import EXIT_INTERRUPTED, EXIT_UNUSABLE, give_up
 from token_id_capture.errors import TokenCaptureError
 
 DEBUG_VARIABLE = "TOKCAP_DEBUG"
@@ -109,12 +109,16 @@ def _leave(error: Exception) -> NoReturn:
 
 
 def _flush() -> None:
-    """Write what is buffered now: a pipe that closed meanwhile would complain at the very end."""
+    """Write what is buffered now: at the very end a pipe that was closed would complain, and one that
+    nobody reads could not be given up."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            give_up(stream)
+        except KeyboardInterrupt:
+            give_up(stream)
+            sys.exit(EXIT_INTERRUPTED)
 
 
 def _show_warning(
