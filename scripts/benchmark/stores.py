@@ -53,8 +53,7 @@ class Ours:
         await self.store.open()
 
     async def handle(self, call: Call) -> float:
-        fields = orjson.loads(call.body)
-        entry = self._entry(**_record(call, fields))
+        entry = self._entry(**_record(call, orjson.loads(call.body)))
         start = time.perf_counter()
         await self.store.put(entry)
         return time.perf_counter() - start

@@ -119,7 +119,7 @@ class Client:
                     yield limit
                 finally:
                     watcher.cancel()
-                    await asyncio.gather(watcher, return_exceptions=True)
+                    watcher.add_done_callback(_looked_at)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -139,3 +139,9 @@ class Client:
         except OSError:
             # ASGI 2.4 and later: servers say so where the connection is closed.
             self.gone = True
+
+
+def _looked_at(watcher: asyncio.Task[None]) -> None:
+    # What went wrong in listening is of no matter any more, and nobody need hear that nobody asked.
+    if not watcher.cancelled():
+        watcher.exception()

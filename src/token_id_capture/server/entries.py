@@ -198,9 +198,12 @@ def _check_same(position: int, ids: Sequence[Any], witness: list[Any]) -> None:
 
 def _check_counts(arrays: Sequence[_Arrays], completion_tokens: int | None) -> None:
     """As many ids as log probabilities in each choice, and as many in all as the engine counted."""
-    ids = sum(len(choice_ids) for _, choice_ids, _ in arrays)
-    log_probs = sum(len(choice_log_probs) for _, _, choice_log_probs in arrays)
-    equal = all(len(choice_ids) == len(choice_log_probs) for _, choice_ids, choice_log_probs in arrays)
+    ids = log_probs = 0
+    equal = True
+    for _, choice_ids, choice_log_probs in arrays:
+        ids += len(choice_ids)
+        log_probs += len(choice_log_probs)
+        equal = equal and len(choice_ids) == len(choice_log_probs)
     if not equal or ids != completion_tokens:
         counted = "no count of" if completion_tokens is None else completion_tokens
         detail = f"{ids} token ids, {log_probs} log probabilities, {counted} completion tokens"

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
 from typing import Any, Final, TypeAlias
 
@@ -42,6 +43,7 @@ class Hidden:
     cut: bool = False
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def at(cls, dotted: str, *, cut: bool = False) -> Hidden:
         """Read a path written as ``choices.*.token_ids``."""
         return cls(tuple(dotted.split(".")), cut)
@@ -55,6 +57,7 @@ class Splicer:
         for rule in hidden:
             self._root.add(rule)
         self._names = tuple({name.encode() for name in self._root.leaf_names()})
+        self._quoted = re.compile(b'"(?:%b)"' % b"|".join(map(re.escape, self._names)))
 
     def hide(self, document: bytes) -> bytes:
         """``document`` with the values hidden; the same object if there is nothing to hide.
@@ -69,12 +72,16 @@ class Splicer:
         _follow(text, _blank(text, 0), self._root, edits)
         return _applied(text, edits).encode() if edits else document
 
-    def values(self, document: bytes, parsed: Any) -> list[Any] | None:
-        """What ``hide`` would hide of ``document``, which is ``parsed``; None where only a walk could tell."""
-        # A member that comes twice, or is spelled with escapes, is not seen once it is parsed.
-        if b"\\u" in document or any(document.count(b'"%b"' % name) > 1 for name in self._names):
+    def values(self, document: bytes, parsed: Any) -> set[int] | None:
+        """The ids of the objects in ``parsed`` that ``hide`` would hide of ``document``, from which it was parsed.
+
+        None where only a walk could tell: a member that comes twice, or is spelled with escapes, is
+        not seen any more once it is parsed.
+        """
+        keys = self._quoted.findall(document)
+        if len(keys) > len(set(keys)) or b"\\u" in document:
             return None
-        found: list[Any] = []
+        found: set[int] = set()
         self._root.collect(parsed, found)
         return found
 
@@ -124,15 +131,17 @@ class _Node:
         node.rule = rule
         parent.cuts |= rule.cut
 
-    def collect(self, value: Any, found: list[Any]) -> None:
-        """Append to ``found`` what the rules hide below ``value``, but for nulls that stay as they are."""
+    def collect(self, value: Any, found: set[int]) -> None:
+        """Add the ids of what the rules hide below ``value``, but for nulls that stay as they are."""
         if isinstance(value, dict):
-            for name in self.members.keys() & value.keys():
-                member, child = value[name], self.members[name]
+            for name, child in self.members.items():
+                if name not in value:
+                    continue
+                member = value[name]
                 if child.rule is None:
                     child.collect(member, found)
                 elif member is not None or child.rule.cut:
-                    found.append(member)
+                    found.add(id(member))
         elif isinstance(value, list) and self.element is not None:
             for item in value:
                 self.element.collect(item, found)

@@ -16,7 +16,9 @@ over here in those fields of a log probability that nobody reads.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -31,17 +33,18 @@ from token_id_capture.tokens import LogProbs, TokenIds
 _PROMPT: Final = b'"prompt_token_ids":['
 _GENERATION: Final = b'"token_ids":['
 _LOG_PROBS: Final = b'"logprobs":{"content":[{'
-_LOG_PROBS_END: Final = b'"top_logprobs":[]}]}'
+# After the last one's empty "top_logprobs". In a token's text it would be too early, and found out.
+_LOG_PROBS_END: Final = b"[]}]}"
 _SPELLED_ID: Final = "token_id:"
+_FIRST_ENTRY: Final = 4096
 _SECRET: Final = secrets.token_hex(16)
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """What is needed of a log probability. An entry that says which token it is for is not taken:
-    it has to be compared with the ids.
+    """What is needed of a log probability. An entry that names the id of its token is not taken: it
+    has to be compared with the ids.
     """
 
-    token: str
     logprob: float
     id: Literal["none"] = "none"
     token_id: Literal["none"] = "none"
@@ -52,6 +55,7 @@ class _LogProbs(msgspec.Struct, gc=False):
 
 
 _decode_log_probs = msgspec.json.Decoder(_LogProbs).decode
+_read_value: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class _Cut:
 
     @property
     def mark(self) -> str:
-        # No engine can have written it.
+        """What no engine can have written."""
         return f"{self.name}-{_SECRET}"
 
 
@@ -94,9 +98,10 @@ class ReplyBody:
             ValueError: the text could not be followed.
         """
         hidden = splicer.values(self._rest, self.parsed) if self._cuts else None
-        if hidden is not None and all(any(value is cut.value for cut in self._cuts) for value in hidden):
-            gone = {cut.name for cut in self._cuts if any(value is cut.value for value in hidden)}
-            return _with(self.text, self._cuts, dict.fromkeys(gone, b"null"))
+        if hidden is not None:
+            nulls = {cut.name: b"null" for cut in self._cuts if id(cut.value) in hidden}
+            if len(nulls) == len(hidden):  # nothing but what was cut out
+                return _with(self.text, self._cuts, nulls)
         visible = splicer.hide(self._rest)
         for cut in self._cuts:
             visible = visible.replace(f'"{cut.mark}"'.encode(), self.text[cut.start : cut.end])
@@ -116,7 +121,7 @@ class BodyReader:
     def whole(self, text: bytes) -> ReplyBody:
         """Read a reply; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
         if self._known is not None:
-            with contextlib.suppress(ValueError, msgspec.DecodeError):
+            with contextlib.suppress(ValueError, StopIteration, msgspec.DecodeError):
                 cuts = _log_probs(text)
                 cuts.append(_generation(text, cuts[-1].end if cuts else 0))
                 return self._cut(text, cuts, self._known)
@@ -158,9 +163,12 @@ def _log_probs(text: bytes) -> list[_Cut]:
         return []
     start, end = _span(text, _LOG_PROBS, _LOG_PROBS_END, 0)
     entries = text[start:end]
-    entries.decode()  # what is skipped by the next line is not looked at
     content = _decode_log_probs(entries).content
-    if content[0].token.startswith(_SPELLED_ID):
+    if not entries.isascii():
+        entries.decode()  # what was skipped has to be text all the same
+    # Tokens that spell ids have to be compared too; either all of them do, or none counts.
+    first, _ = _read_value(entries[:_FIRST_ENTRY].decode("latin-1"), len('{"content":['))
+    if str(first.get("token")).startswith(_SPELLED_ID):
         raise ValueError("the entries spell the ids of their tokens")
     return [_Cut("logprobs", start, end, PackedLogProbs(LogProbs([entry.logprob for entry in content])))]
 

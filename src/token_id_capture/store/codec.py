@@ -36,20 +36,19 @@ _EXTRA_FIELDS = tuple(name for name in TokenEntry.model_fields if name not in _S
 
 @dataclass(slots=True)
 class KnownSequence:
-    """A stored call's prompt and generation, and the sha256 that has read both."""
+    """A stored call's prompt and generation, their ``length`` together, and the sha256 that has read both."""
 
     model_call_id: str
     prompt: TokenIds
     generation: TokenIds
     digest_state: _Hash
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.generation)
+    length: int
 
     def is_prefix_of(self, prompt: TokenIds) -> bool:
         """Whether ``prompt`` starts with this call's prompt and generation, token for token."""
-        middle, end = len(self.prompt), len(self)
-        return end <= len(prompt) and prompt.startswith(self.prompt) and prompt[middle:end] == self.generation
+        if self.length > len(prompt) or not prompt.startswith(self.prompt):
+            return False
+        return prompt[len(self.prompt) : self.length] == self.generation
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
         InvalidEntryError: an extra field, an output item or the routed experts are no JSON.
     """
     prompt, generation = entry.prompt_token_ids, entry.generation_token_ids
-    prefix_length = len(known) if known is not None else 0
+    prefix_length = known.length if known is not None else 0
     state = known.digest_state.copy() if known is not None else hashlib.sha256()
     state.update(_little_endian(prompt[prefix_length:]))
     state.update(_little_endian(generation))

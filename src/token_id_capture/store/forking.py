@@ -56,7 +56,7 @@ def refuse_inherited(path: Path) -> None:
     Raises:
         StoreError: it was.
     """
-    if path in _inherited:
+    if _inherited and path in _inherited:
         raise StoreError(
             f"this process was forked while {path} was being read, so SQLite's locks on it cannot be relied on "
             "here: fork while nothing is read, or start the process with the method spawn"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from token_id_capture.errors import StoreClosedError, TokenCaptureError
 
-GROUP_ROWS: Final = 128
+GROUP_ROWS: Final = 256
 GROUP_BYTES: Final = 16 * 2**20
 
 

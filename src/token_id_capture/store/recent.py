@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from operator import attrgetter
 from typing import Final
 
 from token_id_capture.store.codec import KnownSequence, PackedEntry
@@ -37,7 +38,7 @@ class RecentSequences:
             self._rollouts.move_to_end(rollout_id)
             incarnation, sequences = known
         # Longest first: of a chain all match, and comparing each would read the prompt several times.
-        for sequence in sorted(sequences, key=len, reverse=True):
+        for sequence in sorted(sequences, key=attrgetter("length"), reverse=True):
             if sequence.is_prefix_of(prompt):
                 return incarnation, sequence
         return None
@@ -46,15 +47,13 @@ class RecentSequences:
         """Add a call that is stored now."""
         if not packed.generation:
             return
-        sequence = KnownSequence(packed.model_call_id, packed.prompt, packed.generation, packed.digest_state)
+        length = len(packed.prompt) + len(packed.generation)
+        sequence = KnownSequence(packed.model_call_id, packed.prompt, packed.generation, packed.digest_state, length)
         with self._lock:
             held_incarnation, sequences = self._rollouts.pop(packed.rollout_id, (incarnation, []))
-            self._held -= _size(sequences)
-            if held_incarnation != incarnation:
-                sequences = []
-            sequences = [*sequences, sequence][-_SEQUENCES_PER_ROLLOUT:]
-            self._rollouts[packed.rollout_id] = incarnation, sequences
-            self._held += _size(sequences)
+            kept = sequences[-(_SEQUENCES_PER_ROLLOUT - 1) :] if held_incarnation == incarnation else []
+            self._rollouts[packed.rollout_id] = incarnation, [*kept, sequence]
+            self._held += _size([sequence]) - _size(sequences[: len(sequences) - len(kept)])
             while self._held > self._capacity and len(self._rollouts) > 1:
                 self._held -= _size(self._rollouts.popitem(last=False)[1][1])
 
@@ -67,4 +66,4 @@ class RecentSequences:
 
 
 def _size(sequences: list[KnownSequence]) -> int:
-    return _BYTES_PER_TOKEN * sum(map(len, sequences))
+    return _BYTES_PER_TOKEN * sum(sequence.length for sequence in sequences)

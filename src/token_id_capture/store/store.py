@@ -132,16 +132,15 @@ class TokenCaptureStore:
 
     async def put(self, entry: TokenEntry) -> None:
         """Store one call; durable and visible to every process when this returns."""
-        self._check_process()
+        writer = self._live_writer()
         entry = _validated(entry)
+        key = entry.rollout_id, entry.model_call_id
         known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
         packed = pack(entry, known[1] if known else None)
-        begun = self._begun.get((entry.rollout_id, entry.model_call_id))
-        incarnation = await self._write(
-            writes.put_entries, writes.Put(packed, known[0] if known else None, begun), packed.size
-        )
+        put = writes.Put(packed, known[0] if known else None, self._begun.get(key))
+        incarnation = await writer.submit(writes.put_entries, put, packed.size)
         # Not before: a put that fails may be tried again.
-        self._begun.pop((entry.rollout_id, entry.model_call_id), None)
+        self._begun.pop(key, None)
         self._recent.remember(incarnation, packed)
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:

@@ -58,6 +58,7 @@ class Rollout:
     rollout_id: str
     incarnation: str
     state: str
+    is_new: bool = False
 
 
 def _json_values(name: str) -> Any:
@@ -71,10 +72,11 @@ _key = (
     func.json_extract(_each_key.c.value, "$[1]"),
 )
 
+# One row for them all: see Statement.run_many.
 _SELECT_ROLLOUTS = Statement(
-    select(rollouts.c.rollout_id, rollouts.c.incarnation, rollouts.c.state).where(
-        rollouts.c.rollout_id.in_(_json_values("rollout_ids"))
-    )
+    select(
+        func.json_group_array(func.json_array(rollouts.c.rollout_id, rollouts.c.incarnation, rollouts.c.state))
+    ).where(rollouts.c.rollout_id.in_(_json_values("rollout_ids")))
 )
 _SELECT_STORED = Statement(
     select(entries.c.rollout_id, entries.c.model_call_id, entries.c.payload_digest).where(
@@ -179,8 +181,10 @@ def _point_to_prefix(batch: Batch, put: Put, rollout: Rollout) -> None:
     entry = put.entry
     if entry.prefix_call_id is not None and put.prefix_incarnation == rollout.incarnation:
         return
-    parameters = {"rollout": entry.rollout_id, "longest": len(entry.prompt)}
-    candidates = [(row[0], row[1], row[2]) for row in _SELECT_CANDIDATES.rows(batch.connection, parameters)]
+    candidates: list[tuple[str, int, bytes]] = []
+    if not rollout.is_new:
+        parameters = {"rollout": entry.rollout_id, "longest": len(entry.prompt)}
+        candidates = [(row[0], row[1], row[2]) for row in _SELECT_CANDIDATES.rows(batch.connection, parameters)]
     found = longest_prefix(entry.prompt, candidates) if candidates else None
     entry.prefix_call_id, entry.prefix_length = found if found is not None else (None, 0)
 
@@ -259,7 +263,8 @@ def _flag(batch: Batch, mark: Mark) -> None:
 
 def _rollouts_of(batch: Batch, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
     parameters = {"rollout_ids": orjson.dumps(sorted(set(rollout_ids))).decode()}
-    return {row[0]: Rollout(*row) for row in _SELECT_ROLLOUTS.rows(batch.connection, parameters)}
+    ((found,),) = _SELECT_ROLLOUTS.rows(batch.connection, parameters)
+    return {row[0]: Rollout(*row) for row in orjson.loads(found)}
 
 
 def _stored_digests(batch: Batch, jobs: list[Job]) -> dict[tuple[str, str], bytes]:
@@ -268,7 +273,7 @@ def _stored_digests(batch: Batch, jobs: list[Job]) -> dict[tuple[str, str], byte
 
 
 def _open_rollout(batch: Batch, rollout_id: str) -> Rollout:
-    rollout = Rollout(rollout_id, uuid.uuid4().hex, "open")
+    rollout = Rollout(rollout_id, uuid.uuid4().hex, "open", is_new=True)
     values = {
         "rollout_id": rollout_id,
         "incarnation": rollout.incarnation,
