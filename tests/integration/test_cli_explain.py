@@ -53,7 +53,7 @@ def entry(
 
 DRIFT = (
     entry("first", ids("<s>", "the"), ids(" ca", "t", " sat")),
-    entry("second", ids("<s>", "the", " c", "at", " sat", " on"), ids(" mat"), created_at=2.0),
+    entry("Second", ids("<s>", "the", " c", "at", " sat", " on"), ids(" mat"), created_at=2.0),
 )
 
 
@@ -86,7 +86,7 @@ async def test_retokenisation_is_told_from_the_ids(tokcap: RunTokcap, tmp_path: 
         "It is open. Frozen now, it would be masked: multiple_roots.",
         "",
         f"multiple_roots: {SENTENCES['multiple_roots']}",
-        "  Call 2 (second) continues no earlier call. The closest is call 1 (first).",
+        "  Call 2 (Second) continues no earlier call. The closest is call 1 (first).",
         "  They differ first at position 2 of 5, in what it generated:",
         "    call 1 0 3 [6] 7 8",
         "    call 2 0 3 [4] 5 8 10",
@@ -107,7 +107,7 @@ async def test_a_tokenizer_adds_the_text_and_certainty(tokcap: RunTokcap, tmp_pa
     (found,) = json.loads(tokcap("explain", "r", "-d", tmp_path, "--tokenizer", tokenizer, "--json").stdout)["findings"]
     (departure,) = found["departures"]
     assert departure == {
-        "call": "second",
+        "call": "Second",
         "continues": None,
         "closest": "first",
         "position": 2,

@@ -96,6 +96,17 @@ def test_a_page_says_what_became_of_the_rollout(
     assert said in " ".join(page.text.split())
 
 
+@pytest.mark.parametrize("rollout", ["masked", "open"])
+def test_the_page_gives_the_advice_of_explain_and_each_once(
+    tokcap: RunTokcap, database: Path, tmp_path: Path, rollout: str
+) -> None:
+    source = report(tokcap, database, tmp_path / "page.html", rollout)
+    shown = re.findall(r'class="remedy"><strong>What to do:</strong> (.*?)</p>', source)
+    told = tokcap("explain", rollout, "-d", database).stdout
+    assert [html.unescape(advice) for advice in shown] == re.findall(r"What to do: (.*)", told)
+    assert shown
+
+
 @pytest.mark.parametrize("arguments", [["masked"], ["open"], ["--all"]])
 def test_nothing_in_the_database_changes(
     tokcap: RunTokcap, database: Path, tmp_path: Path, arguments: list[str]

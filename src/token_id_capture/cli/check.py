@@ -15,12 +15,12 @@ from token_id_capture.cli.common import (
     EXIT_UNUSABLE,
     JsonOption,
     print_json,
-    print_table,
     printable,
     report,
     run,
 )
 from token_id_capture.cli.keys import UpstreamKeyOption, read_key
+from token_id_capture.cli.tables import print_table
 
 if TYPE_CHECKING:
     from token_id_capture.server.check import CheckResult, ModeResult

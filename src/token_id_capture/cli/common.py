@@ -7,10 +7,9 @@ line and an exit code: 1 when some of the work could not be done, 2 when nothing
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import warnings
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TypeAlias, TypeVar
@@ -27,9 +26,6 @@ _Result = TypeVar("_Result")
 EXIT_PARTIAL = 1
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
-
-_GAP = "  "
-
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -70,40 +66,6 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print plain columns, numbers to the right, None as ``-``.
-
-    Where they are wider than the terminal, each row becomes a block of lines instead: folded ids
-    cannot be read, nor copied.
-    """
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    room = terminal_width()
-    if room is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        _print_blocks(headers, cells)
-        return
-    right = [all(isinstance(value, int | None) for value in column) for column in zip(*rows, strict=True)]
-    align = [str.rjust if is_right else str.ljust for is_right in right or [False] * len(headers)]
-    for row in (headers, *cells):
-        print(_GAP.join(pad(cell, width) for pad, cell, width in zip(align, row, widths, strict=True)).rstrip())
-
-
-def _print_blocks(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    width = max(map(len, headers))
-    for position, row in enumerate(cells):
-        if position:
-            print()
-        for header, cell in zip(headers, row, strict=True):
-            print(f"{header:{width}}{_GAP}{cell}")
-
-
-def terminal_width() -> int | None:
-    """The width of standard output; None for a pipe, which gets whole lines for grep and awk."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        return None
-    return shutil.get_terminal_size().columns
-
-
 def printable(text: str) -> str:
     """``text`` with control characters escaped: what an engine sent must not steer a terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
@@ -114,10 +76,6 @@ def local_time(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else printable(str(value))
 
 
 def report(message: str) -> None:

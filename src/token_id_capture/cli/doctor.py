@@ -12,10 +12,10 @@ from token_id_capture.cli.common import (
     JsonOption,
     local_time,
     print_json,
-    print_table,
     printable,
 )
 from token_id_capture.cli.database import database_file
+from token_id_capture.cli.tables import print_table
 from token_id_capture.cli.units import show_bytes, show_duration
 
 if TYPE_CHECKING:

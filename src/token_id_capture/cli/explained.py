@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from token_id_capture.cli.common import print_json, printable, terminal_width
+from token_id_capture.cli.common import print_json, printable
+from token_id_capture.cli.tables import terminal_width
 from token_id_capture.cli.units import plural
 from token_id_capture.explanation import (
     CallTree,
-    Cause,
     Decode,
     Departure,
     Explanation,
@@ -18,18 +18,12 @@ from token_id_capture.explanation import (
     PlacedCall,
     Suspicion,
 )
-from token_id_capture.explanation.causes import REMEDIES
+from token_id_capture.explanation.causes import CAUSE_REMEDIES
+from token_id_capture.explanation.wording import what_it_looks_like, where_it_departs, which_departs
 from token_id_capture.tokens import TokenIds
 
 _INDENT = "  "
 _NAMED_CALLS = 8
-_CAUSES = {
-    Cause.RETOKENIZATION: "re-tokenisation",
-    Cause.EDITED_HISTORY: "an edited history",
-    Cause.COMPACTION: "a compaction",
-    Cause.SEPARATE_AGENT: "a separate agent",
-    Cause.LOST_CALL: "a lost call",
-}
 
 
 def print_explanation(explained: Explanation, decode: Decode | None) -> None:
@@ -71,11 +65,8 @@ def _finding_lines(finding: Finding, tree: CallTree | None, decode: Decode | Non
         yield from (_INDENT + line for line in _departure_lines(departure, suspicion, decode))
     if finding.more_departures:
         yield f"{_INDENT}And {plural(finding.more_departures, 'more call')} like this."
-    # One remedy a cause, however many prompts it fits.
-    causes = dict.fromkeys(suspicion.cause for _, suspicion in finding.departures)
-    for remedy in [REMEDIES[cause] for cause in causes] or [finding.remedy]:
-        if remedy:
-            yield f"{_INDENT}What to do: {remedy}"
+    for remedy in finding.remedies:
+        yield f"{_INDENT}What to do: {remedy}"
 
 
 def _call_lines(calls: Sequence[tuple[str, str]], tree: CallTree | None) -> Iterator[str]:
@@ -93,25 +84,15 @@ def _name(call: PlacedCall) -> str:
 
 def _departure_lines(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> Iterator[str]:
     call, earlier = departure.call, departure.earlier
-    if departure.continues is None:
-        yield f"{_name(call).capitalize()} continues no earlier call. The closest is {_name(earlier)}."
-    else:
-        yield f"{_name(call).capitalize()} continues call {departure.continues.number}, but not {_name(earlier)}."
-    if departure.sampled_by is None:
-        where = "in its prompt"
-    elif departure.sampled_by is earlier:
-        where = "in what it generated"
-    else:
-        where = f"in what {_name(departure.sampled_by)} had generated"
-    yield f"They differ first at position {departure.position:,} of {earlier.length:,}, {where}:"
+    yield which_departs(departure, _name)
+    yield f"{where_it_departs(departure, _name)}:"
     width = max(len(str(call.number)), len(str(earlier.number)))
     for one, ids in ((earlier, departure.expected()), (call, departure.found())):
         yield f"{_INDENT}call {one.number:<{width}} {_window(departure.position, *ids)}"
     if decode is not None:
         for one, (before, after) in ((earlier, departure.expected()), (call, departure.found())):
             yield f"{_INDENT}call {one.number:<{width}} reads {decode([*before, *after])!r}"
-    looks = "This is" if suspicion.certain else "This looks like"
-    yield f"{looks} {_CAUSES[suspicion.cause]}: {suspicion.because}."
+    yield what_it_looks_like(suspicion)
 
 
 def _window(position: int, before: TokenIds, after: TokenIds) -> str:
@@ -162,5 +143,5 @@ def _departure_dict(departure: Departure, suspicion: Suspicion, decode: Decode |
         "cause": suspicion.cause.value,
         "because": suspicion.because,
         "certain": suspicion.certain,
-        "remedy": REMEDIES[suspicion.cause],
+        "remedy": CAUSE_REMEDIES[suspicion.cause],
     }

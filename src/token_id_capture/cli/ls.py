@@ -14,10 +14,10 @@ from token_id_capture.cli.common import (
     JsonOption,
     fail,
     print_json,
-    print_table,
     report,
 )
 from token_id_capture.cli.database import reading
+from token_id_capture.cli.tables import print_table
 from token_id_capture.cli.units import parse_duration
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from token_id_capture.cli.common import DatabaseOption, fail, print_table, report
+from token_id_capture.cli.common import DatabaseOption, fail, report
 from token_id_capture.cli.database import database_file
 from token_id_capture.cli.progress import progress_bar
+from token_id_capture.cli.tables import print_table
 from token_id_capture.cli.units import parse_duration, plural
 
 if TYPE_CHECKING:

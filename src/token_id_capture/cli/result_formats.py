@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 
-from token_id_capture.cli.common import printable, terminal_width
+from token_id_capture.cli.common import printable
+from token_id_capture.cli.tables import Pages, table
 
-Row = Sequence[Any]
-Pages = Iterable[Sequence[Row]]
-
-_GAP: Final = "  "
 _WIDEST_COLUMN: Final = 80
 
 
@@ -46,46 +42,8 @@ def as_json(columns: Sequence[str], pages: Pages) -> Iterator[str]:
 
 
 def as_table(columns: Sequence[str], pages: Pages) -> Iterator[str]:
-    """Plain columns, as wide as the first page needs, numbers to the right.
-
-    Where they are wider than the terminal, each row becomes a block of lines.
-    """
-    pages = iter(pages)
-    first = next(pages, [])
-    cells = [[_cell(value) for value in row] for row in first]
-    headers = [printable(name) for name in columns]
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    room = terminal_width()
-    if room is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        yield from _blocks(headers, chain([first], pages))
-        return
-    numeric = [all(isinstance(value, int | float | None) for value in column) for column in zip(*first, strict=True)]
-    layout = _Layout([min(width, _WIDEST_COLUMN) for width in widths], numeric or [False] * len(headers))
-    yield layout.line(headers)
-    yield "".join(map(layout.line, cells))
-    for page in pages:
-        yield "".join(layout.line([_cell(value) for value in row]) for row in page)
-
-
-class _Layout:
-    def __init__(self, widths: list[int], numeric: list[bool]) -> None:
-        self._columns = [
-            (str.rjust if is_number else str.ljust, width) for width, is_number in zip(widths, numeric, strict=True)
-        ]
-
-    def line(self, cells: Sequence[str]) -> str:
-        padded = (pad(cell, width) for cell, (pad, width) in zip(cells, self._columns, strict=True))
-        return _GAP.join(padded).rstrip() + "\n"
-
-
-def _blocks(headers: list[str], pages: Pages) -> Iterator[str]:
-    width = max(map(len, headers))
-    separator = ""
-    for page in pages:
-        for row in page:
-            lines = (f"{header:{width}}{_GAP}{_cell(value)}\n" for header, value in zip(headers, row, strict=True))
-            yield separator + "".join(lines)
-            separator = "\n"
+    """Plain columns, or blocks where those are too wide; a blob is its size."""
+    return table([printable(name) for name in columns], pages, _cell, _WIDEST_COLUMN)
 
 
 def _cell(value: Any) -> str:

@@ -12,12 +12,12 @@ from token_id_capture.cli.common import (
     JsonOption,
     local_time,
     print_json,
-    print_table,
     printable,
     report,
 )
 from token_id_capture.cli.database import reading
 from token_id_capture.cli.evidence import rollout_argument
+from token_id_capture.cli.tables import print_table
 
 if TYPE_CHECKING:
     import sqlite3

@@ -1,8 +1,9 @@
 """Why a rollout is masked, in sentences, from what is stored of it. Pure: nothing is read or written.
 
 Read it in this order: ``call_tree`` (where each call stands), ``departures`` (where a prompt does
-not continue the history, as facts), ``causes`` (what that looks like), ``remedies`` (what to do
-about each recorded reason), ``explain`` (all of it together, from what ``stored`` holds).
+not continue the history, as facts), ``causes`` (what that looks like), ``wording`` (both in sentences),
+``remedies`` (what to do about each recorded reason), ``explain`` (all of it together, from what
+``stored`` holds).
 """
 
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers

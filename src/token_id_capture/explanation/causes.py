@@ -36,7 +36,7 @@ class Suspicion:
     certain: bool = False
 
 
-REMEDIES: Final[dict[Cause, str]] = {
+CAUSE_REMEDIES: Final[dict[Cause, str]] = {
     Cause.RETOKENIZATION: "Nothing is wrong with the harness: text does not always tokenise back to the tokens that "
     "were sampled. Where the engine takes token ids as its prompt, send the earlier ids and only the new text; else "
     "train on each call by itself, with tokcap export --per-request.",

@@ -15,7 +15,7 @@ from token_id_capture.builder import Divergence
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.errors import TokenCaptureError
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
-from token_id_capture.explanation.causes import Suspicion, suspect
+from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
 from token_id_capture.explanation.departures import Decode, Departure, find_departure
 from token_id_capture.explanation.remedies import REMEDIES, SENTENCES
 from token_id_capture.explanation.stored import AsItStands, Recorded, StoredRollout
@@ -40,6 +40,12 @@ class Finding:
     calls: tuple[tuple[str, str], ...] = ()
     departures: tuple[tuple[Departure, Suspicion], ...] = ()
     more_departures: int = 0
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What to do: about each cause of its departures, else about the reason itself."""
+        causes = dict.fromkeys(suspicion.cause for _, suspicion in self.departures)
+        return tuple(CAUSE_REMEDIES[cause] for cause in causes) or tuple(filter(None, [self.remedy]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from token_id_capture.explanation import CallTree, Decode, Departure, Explanation, Finding, PlacedCall, Suspicion
-from token_id_capture.explanation.causes import REMEDIES
+from token_id_capture.explanation.wording import what_it_looks_like, where_it_departs, which_departs
 from token_id_capture.tokens import TokenIds
 
 _SHOWN_CALLS: Final = 24
@@ -45,7 +45,6 @@ class ShownDeparture:
     cut: bool
     sides: tuple[Side, Side]
     cause: str
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class ShownFinding:
 
     reason: str
     what: str
-    remedy: str
+    remedies: tuple[str, ...]
     concerns: tuple[Concern, ...]
     more_concerns: int
     departures: tuple[ShownDeparture, ...]
@@ -67,7 +66,7 @@ def shown_findings(explained: Explanation, decode: Decode | None) -> Iterator[Sh
         yield ShownFinding(
             reason=finding.reason,
             what=finding.what,
-            remedy=finding.remedy,
+            remedies=finding.remedies,
             concerns=() if finding.departures else tuple(_concerns(finding, explained.tree)),
             more_concerns=0 if finding.departures else max(0, len(finding.calls) - _SHOWN_CALLS),
             departures=tuple(_departure(*pair, decode) for pair in finding.departures),
@@ -82,33 +81,16 @@ def _concerns(finding: Finding, tree: CallTree | None) -> Iterator[Concern]:
 
 
 def _departure(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> ShownDeparture:
-    call, earlier = departure.call, departure.earlier
-    if departure.continues is None:
-        what = f"Call {call.number} continues no earlier call. The closest is call {earlier.number}."
-    else:
-        what = f"Call {call.number} continues call {departure.continues.number}, but not call {earlier.number}."
-    if departure.sampled_by is None:
-        place = "in its prompt"
-    elif departure.sampled_by is earlier:
-        place = "in what it generated"
-    else:
-        place = f"in what call {departure.sampled_by.number} had generated"
-    looks = "This is" if suspicion.certain else "This looks like"
-    cause = suspicion.cause.value.replace("_", " ")
     return ShownDeparture(
-        what=what,
-        where=f"They differ first at position {departure.position:,} of {earlier.length:,}, {place}.",
+        what=which_departs(departure),
+        where=f"{where_it_departs(departure)}.",
         cut=departure.position > len(departure.expected()[0]),
-        sides=(_side(earlier, departure.expected(), decode), _side(call, departure.found(), decode)),
-        cause=f"{looks} {_article(cause)}: {suspicion.because}.",
-        remedy=REMEDIES[suspicion.cause],
+        sides=(
+            _side(departure.earlier, departure.expected(), decode),
+            _side(departure.call, departure.found(), decode),
+        ),
+        cause=what_it_looks_like(suspicion),
     )
-
-
-def _article(cause: str) -> str:
-    if cause == "retokenization":
-        return "re-tokenisation"
-    return f"{'an' if cause[0] in 'aeiou' else 'a'} {cause}"
 
 
 def _side(call: PlacedCall, window: tuple[TokenIds, TokenIds], decode: Decode | None) -> Side:
