@@ -107,8 +107,13 @@ def check_rows(verdicts: Mapping[str, Verdict], rows: Sequence[Json], findings: 
         findings.counts["delivered_tokens"] += sum(row["loss_mask"])
         wanted = ", ".join(sorted(verdict.reasons))
         if findings.expect(not verdict.reasons, "verdict", f"{row['rollout_id']}: delivered, not masked for {wanted}"):
-            for name in ("token_ids", "loss_mask", "log_probs"):
-                findings.expect_same(row[name], getattr(verdict, name), f"row's {name}", row["rollout_id"])
+            wanted_arrays = (
+                ("token_ids", verdict.token_ids),
+                ("loss_mask", verdict.loss_mask),
+                ("log_probs", verdict.log_probs_beside(row["log_probs"])),
+            )
+            for name, array in wanted_arrays:
+                findings.expect_same(row[name], array, f"row's {name}", row["rollout_id"])
 
 
 async def check_scores(engine: Engine, session: aiohttp.ClientSession, url: str, row: Json, findings: Findings) -> None:

@@ -6,7 +6,7 @@ Slow and obvious on purpose, and nothing of it is shared with the gateway or the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -39,12 +39,26 @@ class Said:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What must come out for a rollout: a sequence, or one of ``reasons`` why there is none."""
+    """What must come out for a rollout: a sequence, or one of ``reasons`` why there is none.
+
+    ``answers`` are the calls of the sequence: where each begins that was sampled, and its log probabilities.
+    They are several where the same ids were sampled twice after the same prompt: an engine does not
+    always compute the very same numbers, and either answer may stand for both.
+    """
 
     reasons: frozenset[str] = frozenset()
     token_ids: tuple[int, ...] = ()
     loss_mask: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
+    answers: tuple[tuple[int, frozenset[tuple[float, ...]]], ...] = ()
+
+    def log_probs_beside(self, found: Sequence[float]) -> tuple[float, ...]:
+        """The log probabilities of the sequence; of several answers the one that was found, if it is one of them."""
+        log_probs = [0.0] * len(self.token_ids)
+        for start, known in self.answers:
+            stop = start + len(next(iter(known)))
+            there = tuple(found[start:stop])
+            log_probs[start:stop] = there if there in known else min(known)
+        return tuple(log_probs)
 
 
 @dataclass
@@ -70,28 +84,30 @@ class Witness:
         samples = [turns[turn] for turn in sorted(turns) if turns[turn]]
         if not samples:
             return Verdict(frozenset({"nothing_recorded", "empty_generations"}))
-        chain: list[Sampled] = []
+        chain: list[list[Sampled]] = []
         for answers, following in pairwise(samples):
             prompt = next(iter(following)).prompt
             continued = [one for one in answers if prompt[: len(one.sequence)] == one.sequence]
             if not continued:
                 return Verdict(frozenset({"multiple_roots", "multiple_chains", "unresolved_retry"}))
-            chain.append(max(continued, key=lambda one: len(one.ids)))
-        last = {(one.ids, one.log_probs): one for one in samples[-1]}
-        if len({ids for ids, _ in last}) > 1:
+            longest = max(continued, key=lambda one: len(one.ids)).ids
+            chain.append([one for one in continued if one.ids == longest])
+        if len({one.ids for one in samples[-1]}) > 1:
             return Verdict(frozenset({"unresolved_retry"}))
-        return _joined([*chain, next(iter(last.values()))])
+        return _joined([*chain, list(samples[-1])])
 
 
-def _joined(chain: list[Sampled]) -> Verdict:
-    """The last call's sequence, with loss on what each call of the chain sampled."""
-    token_ids = chain[-1].sequence
-    loss_mask, log_probs = [0] * len(token_ids), [0.0] * len(token_ids)
-    for call in chain:
-        place = slice(len(call.prompt), len(call.sequence))
-        loss_mask[place] = [1] * len(call.ids)
-        log_probs[place] = call.log_probs
-    return Verdict(frozenset(), token_ids, tuple(loss_mask), tuple(log_probs))
+def _joined(chain: list[list[Sampled]]) -> Verdict:
+    """The last call's sequence, with loss on what each call of the chain sampled; a call may have several answers
+    with the same ids."""
+    token_ids = chain[-1][0].sequence
+    loss_mask = [0] * len(token_ids)
+    answers = []
+    for same in chain:
+        call = same[0]
+        loss_mask[len(call.prompt) : len(call.sequence)] = [1] * len(call.ids)
+        answers.append((len(call.prompt), frozenset(one.log_probs for one in same)))
+    return Verdict(frozenset(), token_ids, tuple(loss_mask), tuple(answers))
 
 
 def by_rollout(attempts: Iterable[Attempt]) -> Mapping[str, list[Attempt]]:
