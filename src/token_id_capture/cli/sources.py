@@ -15,6 +15,7 @@ class WatchedStore:
 
     def __init__(self, store: TokenCaptureStore) -> None:
         self._store = store
+        self.drop, self.record_outcome, self.close = store.drop, store.record_outcome, store.close
         self.failures: dict[str, Exception] = {}
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
@@ -23,22 +24,6 @@ class WatchedStore:
         except Exception as error:
             self.failures[rollout_id] = error
             raise
-
-    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        return await self._store.drop(rollout_id, snapshot_id=snapshot_id, version=version)
-
-    async def record_outcome(
-        self,
-        snapshot_id: str,
-        version: int,
-        outcome: str,
-        reason: str = "",
-        metrics: Mapping[str, Any] | None = None,
-    ) -> None:
-        await self._store.record_outcome(snapshot_id, version, outcome, reason, metrics)
-
-    async def close(self) -> None:
-        await self._store.close()
 
 
 class CarriedTokens:

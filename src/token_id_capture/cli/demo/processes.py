@@ -69,14 +69,9 @@ async def running_engine(directory: Path, *, seed: int, model: str, hold: str) -
 async def running_gateway(directory: Path, *, upstream: str, database: Path, workers: int) -> AsyncIterator[str]:
     """``tokcap serve`` on a free port; gives its URL. Its standard error is ``gateway.log``."""
     log = directory / "gateway.log"
-    process = await asyncio.create_subprocess_exec(
-        *tokcap("serve", "--upstream", upstream, "--database", str(database)),
+    process = await _start_tokcap(
+        *("serve", "--upstream", upstream, "--database", str(database)),
         *("--engine", "vllm", "--no-check", "--workers", str(workers), "--port", "0"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env=_environment(),
     )
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     assert process.stderr is not None
@@ -103,7 +98,15 @@ async def _copy(stream: asyncio.StreamReader, log: Path, address: asyncio.Future
 
 async def run_tokcap(*arguments: str) -> tuple[int, str]:
     """Run a command of ``tokcap`` to its end: its exit code and what it printed on standard error."""
-    process = await asyncio.create_subprocess_exec(
+    process = await _start_tokcap(*arguments)
+    async with _ended(process):
+        _, stderr = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, stderr.decode("utf-8", "replace")
+
+
+async def _start_tokcap(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         *tokcap(*arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -111,10 +114,6 @@ async def run_tokcap(*arguments: str) -> tuple[int, str]:
         start_new_session=True,
         env=_environment(),
     )
-    async with _ended(process):
-        _, stderr = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, stderr.decode("utf-8", "replace")
 
 
 def tokcap(*arguments: str) -> list[str]:
