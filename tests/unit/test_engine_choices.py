@@ -160,3 +160,17 @@ async def test_an_echoed_prompt_is_no_generation(name: str) -> None:
     echoed = Spoken(ids=[1, 2, 3, 10, 11, 12], log_probs=[-1.0] * 6, texts=["a"] * 6, count=3)
     done = await replayed(way, echoed, request=orjson.dumps({**way.request, "echo": True}))
     assert done.marks == ("token_count_mismatch: 6 token ids, 6 log probabilities, 3 completion tokens",)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("vllm-chat", {"temperature": 0.7, "use_beam_search": True, "bad_words": ["x"]}),
+        ("llama-native", {"n_predict": 8, "mirostat": 2, "samplers": ["top_k"]}),
+        ("sglang-generate", {"sampling_params": {"max_new_tokens": 8, "temperature": 0.5}}),
+    ],
+)
+async def test_how_was_sampled_is_stored_in_the_engines_own_words(name: str, asked: dict[str, Any]) -> None:
+    way = WAYS[name]
+    done = await replayed(way, request=orjson.dumps({**way.request, **asked, "seed": None, "user": "somebody"}))
+    assert done.entries[0].sampling == asked
