@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -104,3 +105,15 @@ def test_chunk_boundaries_change_nothing_and_no_byte_is_lost(
         events, rest = parsed(chunks)
         assert [event.data for event in events] == plain(data)
         assert b"".join(event.raw for event in events) + rest == data
+
+
+def test_an_event_that_comes_in_many_chunks_takes_time_in_proportion_to_its_length() -> None:
+    def seconds(chunks: int) -> float:
+        parser = EventParser()
+        started = time.process_time()
+        events = [event for _ in range(chunks) for event in parser.feed(b"x" * 16_384)] + parser.feed(b"\n\n")
+        assert len(events) == 1
+        return time.process_time() - started
+
+    seconds(100)
+    assert seconds(3_000) < 8 * seconds(1_000)  # nine times if each chunk was copied with all before it

@@ -54,7 +54,7 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._data = b""
+        self._pieces: list[bytes] = []
         self._searched = 0
         self._line = 0
         self._after_cr = False
@@ -65,11 +65,16 @@ class EventParser:
     @property
     def rest(self) -> bytes:
         """What was fed after the last complete event."""
-        return self._data
+        return b"".join(self._pieces)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that ``chunk`` completes."""
-        data = self._data + chunk
+        self._pieces.append(chunk)
+        if b"\n" not in chunk and b"\r" not in chunk:
+            # An event with a long prompt comes in many chunks: it is neither copied nor searched with each.
+            self._searched += len(chunk)
+            return []
+        data = b"".join(self._pieces)
         events: list[Event] = []
         begin = 0
         while match := _LINE_END.search(data, self._searched):
@@ -88,9 +93,9 @@ class EventParser:
                 events.append(Event(data[begin : match.end()], self._name, tuple(self._spans)))
                 begin = match.end()
                 self._name, self._spans = b"", []
-        self._data = data[begin:]
+        self._pieces = [data[begin:]]
         self._line -= begin
-        self._searched = len(self._data)
+        self._searched = len(data) - begin
         return events
 
     def _field(self, data: bytes, start: int, end: int, begin: int) -> None:
