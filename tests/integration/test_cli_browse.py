@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasette.app import Datasette
+from datasette.database import QueryInterrupted
 
 from commands import TOKCAP, RunTokcap, clean_environment
 from reported import Rollout, tokens, write_rollouts
 from token_id_capture.browse.queries import QUERIES, VIEWS
+from token_id_capture.browse.site import CaptureDatabase
 from token_id_capture.store import TokenCaptureStore
 
 SECONDS = 60
@@ -143,6 +146,14 @@ def test_no_query_pins_the_log_longer_than_it_runs(address: str, database: Path)
     with contextlib.closing(sqlite3.connect(database)) as connection:
         busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     assert busy == 0
+
+
+async def test_a_page_does_not_wait_for_the_number_of_all_rows(database: Path) -> None:
+    patient = Datasette([], settings={"sql_time_limit_ms": 600_000})
+    shown = patient.add_database(CaptureDatabase(patient, path=str(database), is_mutable=True))
+    with pytest.raises(QueryInterrupted):
+        await shown.execute("select count(*) from numbers a, numbers b, numbers c")
+    shown.close()
 
 
 @pytest.mark.parametrize(
