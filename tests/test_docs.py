@@ -150,6 +150,23 @@ def test_the_trajectory_row_that_is_shown_has_the_fields_of_a_real_one(tokcap: R
     assert fields == set(shown) - {"_ng_task_index", "_ng_rollout_index", "reward", "_ng_token_capture"}
 
 
+def test_the_explanation_that_is_shown_is_a_real_one(tokcap: RunTokcap, tmp_path: Path) -> None:
+    [shown] = [text for text in blocks("text").values() if text.startswith("multiple_roots: ")]
+    prompt = [151644, 872, 198, 3838, 374, 220, 17, 10, 17, 30, 151645, 198, 151644, 77091, 198]
+    beginning, end = [785, 4226, 374], [11, 438, 220, 17, 10, 17, 28, 19, 11, 323, 419, 374, 1921, 13, 151645]
+    again = [*prompt, *beginning, 31123, *end, 198, 151644, 872, 198, 9454, 30, 151645, 198]
+
+    async def drift() -> None:
+        async with TokenCaptureStore(tmp_path / "captures.db") as store:
+            await store.put(call("math-17-0", "call-1", prompt, [*beginning, 220, 19, *end]))
+            await store.put(call("math-17-0", "call-2", again, [9454, 13, 151645]))
+
+    asyncio.run(drift())
+    told = tokcap("explain", "math-17-0", "-d", tmp_path / "captures.db").stdout.splitlines()
+    for line in shown.splitlines():
+        assert any(real == line or (line.endswith(" ...") and real.startswith(line[:-3])) for real in told), line
+
+
 @every_block("sql")
 def test_sql_blocks_run_and_those_of_the_readme_find_something(code: str, tmp_path: Path) -> None:
     database = captured(tmp_path, "math-17-0")
@@ -158,20 +175,22 @@ def test_sql_blocks_run_and_those_of_the_readme_find_something(code: str, tmp_pa
     assert all(found) or code not in README, found
 
 
+def call(rollout_id: str, call_id: str, prompt: list[int], generation: list[int]) -> TokenEntry:
+    return TokenEntry(
+        rollout_id=rollout_id,
+        model_call_id=call_id,
+        prompt_token_ids=prompt,
+        generation_token_ids=generation,
+        generation_log_probs=[-0.1] * len(generation),
+    )
+
+
 def captured(directory: Path, rollout_id: str) -> Path:
     """A database with this rollout, whole, and with another one that lost a call and was masked."""
 
     async def fill() -> Path:
         async with TokenCaptureStore(directory / "captures.db") as store:
-            await store.put(
-                TokenEntry(
-                    rollout_id=rollout_id,
-                    model_call_id="call-1",
-                    prompt_token_ids=[1, 2],
-                    generation_token_ids=[10, 11],
-                    generation_log_probs=[-0.1, -0.7],
-                )
-            )
+            await store.put(call(rollout_id, "call-1", [1, 2], [10, 11]))
             await store.begin_call("lost-0", "call-9")
             snapshot = await store.freeze("lost-0")
             await store.record_outcome(snapshot.snapshot_id, snapshot.version, "masked", reasons.CAPTURE_INCOMPLETE)
