@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -223,7 +224,8 @@ def _build(cache: Cache, folder: Path) -> None:
     tools = python.parent
     ninja = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
     cache.run("llama-configure", [tools / "cmake", "-S", source, "-B", build, "-G", "Ninja", ninja, *_OPTIONS])
-    cores = str(os.cpu_count() or 1)
+    # Those that this process may use, so that taskset holds for the build too.
+    cores = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     cache.run("llama-build", [tools / "cmake", "--build", build, "--target", "llama-server", "--parallel", cores])
     shutil.copy2(build / "bin" / "llama-server", folder / "llama-server")
     for part in (build, archive, source.parents[1], folder / "tools"):
