@@ -211,7 +211,7 @@ def test_a_damaged_structure_is_a_finding(tokcap: RunTokcap, tmp_path: Path) -> 
     database = filled(tmp_path / "captures.db", rollouts_in_every_state)
     page = sql(database, "SELECT rootpage FROM sqlite_master WHERE name = 'late_writes'")[0][0]
     damaged = bytearray(content(database))
-    damaged[8192 * (page - 1) : 8192 * page] = b"\xa5" * 8192
+    damaged[4096 * (page - 1) : 4096 * page] = b"\xa5" * 4096
     database.write_bytes(damaged)
     facts = examined(tokcap, database, code=1)
     assert facts["file"]["structure_damage"]

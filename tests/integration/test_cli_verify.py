@@ -131,8 +131,8 @@ def test_a_page_that_is_overwritten_damages_the_calls_on_it_and_the_others_are_s
 
     database = filled(tmp_path / "captures.db", many)
     damaged = bytearray(content(database))
-    start = damaged.index(b"answer of c1 in math-07") // 8192 * 8192
-    damaged[start : start + 8192] = os.urandom(8192)
+    start = damaged.index(b"answer of c1 in math-07") // 4096 * 4096
+    damaged[start : start + 4096] = os.urandom(4096)
     database.write_bytes(damaged)
     shown = tokcap("verify", "-d", database)
     assert shown.returncode == 1

@@ -90,7 +90,7 @@ def test_the_file_says_whose_it_is(migrated: Path) -> None:
     with stock(migrated) as connection:
         pragmas = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in
                    ("application_id", "page_size", "auto_vacuum", "journal_mode")]  # fmt: skip
-        assert pragmas == [APPLICATION_ID, 8192, 2, "wal"]
+        assert pragmas == [APPLICATION_ID, 4096, 2, "wal"]
         assert connection.execute("SELECT count(*), min(n), max(n) FROM numbers").fetchone() == (1024, 0, 1023)
 
 

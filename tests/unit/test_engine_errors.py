@@ -131,7 +131,7 @@ async def test_a_new_file_is_set_before_its_first_table(tmp_path: Path) -> None:
                 name: connection.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("journal_mode", "page_size", "auto_vacuum")
             }
-    assert settings == {"journal_mode": "wal", "page_size": 8192, "auto_vacuum": 2}
+    assert settings == {"journal_mode": "wal", "page_size": 4096, "auto_vacuum": 2}
 
 
 async def test_the_writing_connection_is_set_as_the_settings_say(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-PAGE_SIZE: Final = 8192
+PAGE_SIZE: Final = 4096
 BUSY_TIMEOUT_MILLISECONDS: Final = 10_000
 AUTOCHECKPOINT_PAGES: Final = 16_384
 

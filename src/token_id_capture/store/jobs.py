@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from token_id_capture.errors import StoreClosedError, TokenCaptureError
 
 GROUP_ROWS: Final = 256
 GROUP_BYTES: Final = 16 * 2**20
+SLOW_SYNC_SECONDS: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -62,6 +64,49 @@ def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
     return operation
 
 
+class Turn:
+    """What one event loop has asked for since its turn began."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self._began = time.monotonic()
+
+    def seconds(self) -> float:
+        """How long the turn has taken until now."""
+        return time.monotonic() - self._began
+
+    def take(self) -> list[Job]:
+        """Remove the jobs, and begin to count anew."""
+        jobs, self.jobs = self.jobs, []
+        self._began = time.monotonic()
+        return jobs
+
+
+class SyncWaits:
+    """How long the latest commits waited for the disk; around a commit, it measures one."""
+
+    def __init__(self) -> None:
+        self._waits: deque[float] = deque(maxlen=8)
+        self._least = 0.0
+
+    def __enter__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *exception: object) -> None:
+        wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu
+        self._waits.append(wall - cpu)
+        # The least, for the others may have waited for the interpreter as well.
+        self._least = min(self._waits)
+
+    def worth_sharing(self, seconds: float) -> bool:
+        """Whether a turn of so many seconds should not go on before its jobs are handed over.
+
+        A disk that is slow to sync leaves the interpreter to the loop meanwhile. One that is fast
+        does not, and is better given larger groups.
+        """
+        return SLOW_SYNC_SECONDS < self._least < seconds
+
+
 @dataclass(slots=True)
 class JobQueue:
     """Jobs in the order in which they were asked for; those beyond ``capacity`` bytes wait outside."""
@@ -71,6 +116,7 @@ class JobQueue:
     outside: deque[Job] = field(default_factory=deque)
     held: int = 0
     closing: bool = False
+    idle: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -89,6 +135,7 @@ class JobQueue:
         with self.changed:
             if self.closing:
                 raise StoreClosedError("the store is closed: open a new one to go on")
+            self.idle = False
             self.outside.extend(jobs)
             self._let_in()
             self.changed.notify()
@@ -106,7 +153,9 @@ class JobQueue:
         """Wait for a job (True), for the end (False), or for the timeout (True, and no job)."""
         with self.changed:
             if not self.jobs and not self.closing:
+                self.idle = True
                 self.changed.wait(timeout)
+                self.idle = False
             return bool(self.jobs) or not self.closing
 
     def take(self) -> list[Job]:

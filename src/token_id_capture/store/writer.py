@@ -24,7 +24,7 @@ from token_id_capture.errors import StorageFullError, StoreClosedError, StoreErr
 from token_id_capture.store import forking
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
-from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, resolve
+from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, SyncWaits, Turn, resolve
 from token_id_capture.store.open_files import OpenFiles
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
@@ -60,7 +60,8 @@ class Writer:
         self._create = create
         self._predecessor = predecessor
         self._queue = JobQueue(limits.queue_bytes)
-        self._new: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+        self._turns: dict[asyncio.AbstractEventLoop, Turn] = {}
+        self._sync_waits = SyncWaits()
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
         self._engine: Engine | None = None
@@ -124,18 +125,24 @@ class Writer:
         if self._queue.closing:
             raise self._closed()
         job = Job(operation, payload, size, loop, loop.create_future())
-        waiting = self._new.get(loop)
-        if waiting is None:
-            self._new[loop] = [job]
+        turn = self._turns.get(loop)
+        if turn is None:
+            turn = self._turns[loop] = Turn()
             # What is asked for in one turn of the loop is one group. A thread that began with the
             # first of it would fight with the loop for the interpreter, and commit more often.
-            loop.call_soon(self._hand_over, loop)
-        else:
-            waiting.append(job)
+            loop.call_soon(self._end_turn, loop)
+        turn.jobs.append(job)
+        if self._queue.idle and self._sync_waits.worth_sharing(turn.seconds()):
+            self._hand_over(turn)
         return await job.future
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        jobs = self._new.pop(loop, [])
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        turn = self._turns.pop(loop, None)
+        if turn is not None:
+            self._hand_over(turn)
+
+    def _hand_over(self, turn: Turn) -> None:
+        jobs = turn.take()
         try:
             self._queue.offer(jobs)
         except StoreClosedError:
@@ -149,8 +156,8 @@ class Writer:
 
     def end(self) -> None:
         """Take no more jobs; the thread finishes what waits and ends."""
-        for loop in list(self._new):
-            self._hand_over(loop)
+        for loop in list(self._turns):
+            self._end_turn(loop)
         self._queue.close()
 
     async def close(self) -> None:
@@ -284,7 +291,8 @@ class Writer:
             self._registered = self._identity.register(driver, batch.now, known=self._registered)
             for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
                 self._apply(batch, operation, list(jobs))
-            driver.execute("COMMIT")
+            with self._sync_waits:
+                driver.execute("COMMIT")
             self._dirty = True
         except BaseException:
             self._registered = False
