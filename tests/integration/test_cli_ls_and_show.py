@@ -17,6 +17,7 @@ from commands import TOKCAP, RunInstalled, RunTokcap
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.engine import create_file
 
 
 def entry(rollout_id: str, call: str, prompt: list[int], generation: list[int]) -> TokenEntry:
@@ -171,6 +172,19 @@ def test_a_newer_schema_asks_for_an_upgrade_in_one_line(tokcap: RunTokcap, tmp_p
     refused = tokcap("ls", "-d", database)
     assert refused.returncode == 2
     assert "upgrade" in one_line(refused.stderr).lower()
+
+
+def test_a_file_whose_creation_was_cut_short_is_finished_and_an_empty_one_left_alone(
+    tokcap: RunTokcap, tmp_path: Path
+) -> None:
+    create_file(tmp_path / "begun.db")
+    shown = tokcap("ls", "-d", tmp_path / "begun.db")
+    assert (shown.returncode, len(shown.stdout.splitlines()), shown.stderr) == (0, 1, "")
+    (tmp_path / "empty.db").touch()
+    refused = tokcap("ls", "-d", tmp_path / "empty.db")
+    assert refused.returncode == 2
+    assert "empty.db is an empty file: no capture was ever stored in it" in one_line(refused.stderr)
+    assert (tmp_path / "empty.db").stat().st_size == 0
 
 
 def test_an_unknown_rollout_is_one_line(tokcap: RunTokcap, database: Path) -> None:
