@@ -297,7 +297,8 @@ def fork_while_reading(database: str, acknowledged: str) -> None:
 
     async def main() -> None:
         await store.put(entry("shared", "a"))
-        async with store._reading():
+        reader = await store._live_reader()
+        async with reader.connect():
             child = fork()
             if child == 0:
                 try:
