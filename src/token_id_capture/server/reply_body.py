@@ -183,14 +183,13 @@ def _generation(text: bytes, position: int) -> _Cut:
 
 def _with(text: bytes, cuts: list[_Cut], replacements: dict[str, bytes]) -> bytes:
     """``text`` with other texts in the places of some cuts."""
-    view = memoryview(text)
-    pieces: list[bytes | memoryview] = []
+    pieces: list[bytes] = []
     done = 0
     for cut in cuts:
         if cut.name in replacements:
-            pieces += (view[done : cut.start], replacements[cut.name])
+            pieces += (text[done : cut.start], replacements[cut.name])
             done = cut.end
-    pieces.append(view[done:])
+    pieces.append(text[done:])
     return b"".join(pieces)
 
 
