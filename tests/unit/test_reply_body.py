@@ -1,6 +1,7 @@
 """A reply whose arrays are cut out says the same, to the store and to the client, as one that is parsed whole."""
 
 import random
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ from token_id_capture.server.entries import CapturedRequest, NotCapturableError,
 from token_id_capture.server.known_texts import KnownTexts
 from token_id_capture.server.reply_body import BodyReader, ReplyBody
 from token_id_capture.server.served import read_reply
+from token_id_capture.server.sse import EventParser
 from token_id_capture.server.view import client_view
 from token_id_capture.sink import CaptureContext
 from token_id_capture.tokens import TokenIds
@@ -132,7 +134,7 @@ def _assert_alike(text: bytes, known: KnownTexts) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_cut_and_whole_replies_of_a_rollout_say_the_same(data: st.DataObject) -> None:
-    known = KnownTexts(capacity=data.draw(st.sampled_from([0, 300, 10_000])))
+    known = KnownTexts(capacity=data.draw(st.sampled_from([0, 1_500, 30_000])))
     prompt: list[int] = data.draw(_IDS)
     for _ in range(3):
         _assert_alike(data.draw(_replies(prompt)), known)
@@ -221,3 +223,77 @@ def test_what_is_known_of_prompts_takes_no_more_than_its_capacity() -> None:
         text = orjson.dumps(list(range(number, number + 50)))
         known.remember(f"r{number % 7}", text, known.read(f"r{number % 7}", text))
         assert 0 <= known.held <= 5_000
+
+
+def test_a_comma_right_after_the_bracket_is_refused_after_an_empty_prompt_too() -> None:
+    for empty, then in (("[]", "[,1]"), ("[ ]", "[ ,1]")):
+        known = KnownTexts()
+        _assert_alike(_reply(empty), known)
+        assert not _assert_alike(_reply(then), known)
+
+
+def test_an_event_of_which_nothing_is_hidden_keeps_its_lines() -> None:
+    raw = b'data: {"choices":[],"id":"\\u00e9",\ndata: "prompt_token_ids":[1,2]}\n\n'
+    (event,) = EventParser().feed(raw)
+    asked = {"return_token_ids": True, "logprobs": True}
+    view = client_view(_ENGINE.hidden(Endpoint.CHAT, asked), hide_usage=False)
+    data = event.data
+    assert data is not None
+    read = BodyReader(KnownTexts(), "r").chunk(data)
+    assert isinstance(read.parsed["prompt_token_ids"], TokenIds)
+    assert view.event(event, read) == raw
+
+
+def test_a_log_probability_that_nests_deeply_is_read_as_ever() -> None:
+    for nested in (b"[" * 1000 + b"]" * 1000, b"[" * 5000 + b"]" * 5000):
+        read = BodyReader(KnownTexts(), "r").whole(_reply("[1,2]").replace(b"[116]", nested, 1))
+        assert (read.parsed is None) == (len(nested) > 2048)
+
+
+def test_an_id_that_is_a_text_is_compared_like_any_other() -> None:
+    for name in (b'"id"', b'"token_id"'):
+        text = _reply("[1,2]").replace(b'"token":"t"', b'"token":"t",' + name + b':"none"')
+        assert not _assert_alike(text, KnownTexts())
+
+
+def test_choices_that_come_twice_are_hidden_twice() -> None:
+    text = _reply("[1,2]").replace(b'"id":"x"', b'"choices":[{"message":{"reasoning":"so"},"logprobs":5}],"id":"x"')
+    _assert_alike(text.replace(b'"logprobs":{"content":[{', b'"logprobes":{"content":[{'), KnownTexts())
+
+
+def test_log_probabilities_that_come_twice_are_not_taken_for_each_other() -> None:
+    second = b'[]}],"content":[{"token":"token_id:9","logprob":-1,"top_logprobs":[]}]}'
+    text = _reply("[1,2]", [7]).replace(b"[]}]}", second)
+    assert not _assert_alike(text, KnownTexts())
+
+
+def test_ids_that_log_probabilities_name_as_floats_are_the_same_ids() -> None:
+    text = _reply("[1,2]", [7]).replace(b'"content":[{"token":"t"', b'"content": [{"token":"t","id":7.0')
+    assert _assert_alike(text, KnownTexts())
+    assert isinstance(_stored(BodyReader(KnownTexts(), "r").whole(text)), list)
+
+
+def test_many_short_prompts_take_no_more_memory_than_long_ones() -> None:
+    known = KnownTexts(capacity=2**18)
+    tracemalloc.start()
+    try:
+        for number in range(4_000):
+            known.remember(f"rollout-{number}", b"[1]", known.read(f"rollout-{number}", b"[1]"))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5 * 2**18
+
+
+def test_prompts_of_calls_that_nobody_stores_do_not_keep_each_other() -> None:
+    known = KnownTexts()
+    text = "[0"
+    tracemalloc.start()
+    try:
+        for number in range(1_000):
+            text += f",{number}"
+            known.remember("r", f"{text}]".encode(), known.read("r", f"{text}]".encode()))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 50_000

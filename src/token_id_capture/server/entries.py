@@ -216,7 +216,9 @@ def _check_same(position: int, ids: Sequence[Any], witness: list[Any]) -> None:
     if len(witness) != len(ids):
         detail = f"choice {position}: {len(ids)} token ids, but the log probabilities name {len(witness)}"
         raise NotCapturableError(reasons.INVALID_TOKENS, detail)
-    first = next(index for index, pair in enumerate(zip(witness, ids, strict=True)) if pair[0] != pair[1])
+    different = (index for index, pair in enumerate(zip(witness, ids, strict=True)) if pair[0] != pair[1])
+    if (first := next(different, None)) is None:
+        return  # a number such as 7.0, which packed ids are never equal to
     detail = f"choice {position}: token id {first} is {ids[first]}, but its log probability is for {witness[first]}"
     raise NotCapturableError(reasons.INVALID_TOKENS, detail)
 

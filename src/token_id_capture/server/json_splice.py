@@ -56,8 +56,9 @@ class Splicer:
         self._root = _Node()
         for rule in hidden:
             self._root.add(rule)
-        self._names = tuple({name.encode() for name in self._root.leaf_names()})
-        self._quoted = re.compile(b'"(?:%b)"' % b"|".join(map(re.escape, self._names)))
+        self._names = tuple({name.encode() for name in self._root.names(leaves_only=True)})
+        on_the_way = {name.encode() for name in self._root.names()}
+        self._quoted = re.compile(b'"(?:%b)"' % b"|".join(map(re.escape, sorted(on_the_way))))
 
     def hide(self, document: bytes) -> bytes:
         """``document`` with the values hidden; the same object if there is nothing to hide.
@@ -75,8 +76,8 @@ class Splicer:
     def values(self, document: bytes, parsed: Any) -> set[int] | None:
         """The ids of the objects in ``parsed`` that ``hide`` would hide of ``document``, from which it was parsed.
 
-        None where only a walk could tell: a member that comes twice, or is spelled with escapes, is
-        not seen any more once it is parsed.
+        None where only a walk could tell: a member that comes twice, also one on the way to what is
+        hidden, or is spelled with escapes, is not seen any more once it is parsed.
         """
         keys = self._quoted.findall(document)
         if len(keys) > len(set(keys)) or b"\\u" in document:
@@ -146,13 +147,13 @@ class _Node:
             for item in value:
                 self.element.collect(item, found)
 
-    def leaf_names(self) -> Iterable[str]:
+    def names(self, *, leaves_only: bool = False) -> Iterable[str]:
         for name, child in self.members.items():
-            if child.rule is not None:
+            if child.rule is not None or not leaves_only:
                 yield name
-            yield from child.leaf_names()
+            yield from child.names(leaves_only=leaves_only)
         if self.element is not None:
-            yield from self.element.leaf_names()
+            yield from self.element.names(leaves_only=leaves_only)
 
 
 def _follow(text: str, start: int, node: _Node, edits: list[_Edit]) -> None:

@@ -11,6 +11,8 @@ import orjson
 from token_id_capture.tokens import TokenIds
 
 _TEXTS_PER_ROLLOUT: Final = 4
+_OVERHEAD: Final = 512
+"""Bytes of the objects around a text: of many short ones they are the most."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,7 +24,7 @@ class _Known:
 
     @property
     def size(self) -> int:
-        return len(self.text) + self.ids.itemsize * len(self.ids)
+        return len(self.text) + self.ids.itemsize * len(self.ids) + _OVERHEAD
 
     def continued_by(self, text: bytes) -> bool:
         # What follows must end the last number: 12 does not continue 1.
@@ -63,6 +65,9 @@ class KnownTexts:
 
     def remember(self, rollout_id: str, text: bytes, ids: TokenIds) -> None:
         """Keep an array that ``read`` took, in place of those that it continues."""
+        if not ids:
+            return  # a comma after its bracket would be no JSON
+        ids.buffer()  # joined now, or calls that nobody stores would keep each other's parts
         known = [other for other in self._rollouts.pop(rollout_id, ()) if not self._replaced(other, text)]
         known = [*known, _Known(text[:-1], ids)]
         self.held += known[-1].size

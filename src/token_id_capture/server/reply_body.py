@@ -9,8 +9,8 @@ where in the text the client gets it back, or a null.
 This guesses how engines write, and parsing proves each guess: inside a string every quotation mark
 is escaped, so where an array that was cut out parses by itself, and the rest parses with a mark in
 its place, the whole would have parsed to the same. Whatever does not fit is parsed as a whole. One
-thing differs: a number that is too large for a double makes the whole parse fail, and is passed
-over here in those fields of a log probability that nobody reads.
+thing differs: a number that is too large for a double, and nesting too deep for the parser, make the
+whole parse fail, and are passed over here in those fields of a log probability that nobody reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -33,6 +33,7 @@ from token_id_capture.tokens import LogProbs, TokenIds
 _PROMPT: Final = b'"prompt_token_ids":['
 _GENERATION: Final = b'"token_ids":['
 _LOG_PROBS: Final = b'"logprobs":{"content":[{'
+_CONTENT: Final = len(b'{"content":')
 # After the last one's empty "top_logprobs". In a token's text it would be too early, and found out.
 _LOG_PROBS_END: Final = b"[]}]}"
 _SPELLED_ID: Final = "token_id:"
@@ -46,15 +47,12 @@ class _Entry(msgspec.Struct, gc=False):
     """
 
     logprob: float
-    id: Literal["none"] = "none"
-    token_id: Literal["none"] = "none"
+    # No value in JSON is of this type.
+    id: msgspec.UnsetType = msgspec.UNSET
+    token_id: msgspec.UnsetType = msgspec.UNSET
 
 
-class _LogProbs(msgspec.Struct, gc=False):
-    content: list[_Entry]
-
-
-_decode_log_probs = msgspec.json.Decoder(_LogProbs).decode
+_decode_entries = msgspec.json.Decoder(list[_Entry]).decode
 _read_value: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
@@ -99,10 +97,14 @@ class ReplyBody:
         """
         hidden = splicer.values(self._rest, self.parsed) if self._cuts else None
         if hidden is not None:
+            if not hidden:
+                return self.text
             nulls = {cut.name: b"null" for cut in self._cuts if id(cut.value) in hidden}
             if len(nulls) == len(hidden):  # nothing but what was cut out
                 return _with(self.text, self._cuts, nulls)
         visible = splicer.hide(self._rest)
+        if visible is self._rest:
+            return self.text
         for cut in self._cuts:
             visible = visible.replace(f'"{cut.mark}"'.encode(), self.text[cut.start : cut.end])
         return visible
@@ -121,7 +123,7 @@ class BodyReader:
     def whole(self, text: bytes) -> ReplyBody:
         """Read a reply; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
         if self._known is not None:
-            with contextlib.suppress(ValueError, StopIteration, msgspec.DecodeError):
+            with contextlib.suppress(ValueError, StopIteration, RecursionError, msgspec.DecodeError):
                 cuts = _log_probs(text)
                 cuts.append(_generation(text, cuts[-1].end if cuts else 0))
                 return self._cut(text, cuts, self._known)
@@ -162,12 +164,13 @@ def _log_probs(text: bytes) -> list[_Cut]:
     if _LOG_PROBS not in text:
         return []
     start, end = _span(text, _LOG_PROBS, _LOG_PROBS_END, 0)
-    entries = text[start:end]
-    content = _decode_log_probs(entries).content
+    # Nothing but the entries: a second list of them would be the one that counts.
+    entries = text[start + _CONTENT : end - len(b"}")]
+    content = _decode_entries(entries)
     if not entries.isascii():
         entries.decode()  # what was skipped has to be text all the same
     # Tokens that spell ids have to be compared too; either all of them do, or none counts.
-    first, _ = _read_value(entries[:_FIRST_ENTRY].decode("latin-1"), len('{"content":['))
+    first, _ = _read_value(entries[:_FIRST_ENTRY].decode("latin-1"), len("["))
     if str(first.get("token")).startswith(_SPELLED_ID):
         raise ValueError("the entries spell the ids of their tokens")
     return [_Cut("logprobs", start, end, PackedLogProbs(LogProbs([entry.logprob for entry in content])))]
