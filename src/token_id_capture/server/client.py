@@ -119,7 +119,7 @@ class Client:
                     yield limit
                 finally:
                     watcher.cancel()
-                    watcher.add_done_callback(_looked_at)
+                    await asyncio.gather(watcher, return_exceptions=True)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -139,9 +139,3 @@ class Client:
         except OSError:
             # ASGI 2.4 and later: servers say so where the connection is closed.
             self.gone = True
-
-
-def _looked_at(watcher: asyncio.Task[None]) -> None:
-    # What went wrong in listening is of no matter any more, and nobody need hear that nobody asked.
-    if not watcher.cancelled():
-        watcher.exception()
