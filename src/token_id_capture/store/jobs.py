@@ -82,6 +82,43 @@ class Turn:
         return jobs
 
 
+class Turns:
+    """The turns of all event loops that ask one writer. Each loop adds to its own; any thread may take."""
+
+    def __init__(self) -> None:
+        # Taken again where the garbage collector ends the writer in the middle of it.
+        self._lock = threading.RLock()
+        self._turns: dict[asyncio.AbstractEventLoop, Turn] = {}
+
+    def add(self, job: Job, at_end: Callable[[asyncio.AbstractEventLoop], None]) -> Turn:
+        """Add a job to the turn of its loop; if it begins with it, ``at_end`` is called when it ends."""
+        with self._lock:
+            turn = self._turns.get(job.loop)
+            if turn is None:
+                # Scheduled first: an interrupt in between must leave no turn that never ends.
+                job.loop.call_soon(at_end, job.loop)
+                turn = self._turns[job.loop] = Turn()
+            turn.jobs.append(job)
+            return turn
+
+    def so_far(self, turn: Turn) -> list[Job]:
+        """Take what a turn has until now."""
+        with self._lock:
+            return turn.take()
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> list[Job]:
+        """End the turn of a loop, and those of loops that were closed in theirs; take their jobs."""
+        with self._lock:
+            ended = [other for other in self._turns if other is loop or other.is_closed()]
+            return [job for other in ended for job in self._turns.pop(other).take()]
+
+    def end_all(self) -> list[Job]:
+        """End every turn, and take the jobs."""
+        with self._lock:
+            turns, self._turns = self._turns, {}
+            return [job for turn in turns.values() for job in turn.take()]
+
+
 class SyncWaits:
     """How long the latest commits waited for the disk; around a commit, it measures one."""
 
@@ -137,15 +174,15 @@ class JobQueue:
                 raise StoreClosedError("the store is closed: open a new one to go on")
             self.idle = False
             self.outside.extend(jobs)
-            self._let_in()
+            self._let_in(waited=False)
             self.changed.notify()
 
-    def _let_in(self) -> None:
+    def _let_in(self, *, waited: bool) -> None:
         # One too large for the bound comes in alone.
         while self.outside and (not self.jobs or self.held + self.outside[0].size <= self.capacity):
             job = self.outside.popleft()
             # Whoever gave up before there was room asked for nothing.
-            if not job.future.cancelled():
+            if not (waited and job.future.cancelled()):
                 self.jobs.append(job)
                 self.held += job.size
 
@@ -168,7 +205,7 @@ class JobQueue:
                 group.append(job)
                 size += job.size
             self.held -= size
-            self._let_in()
+            self._let_in(waited=True)
         return group
 
     def close(self) -> None:

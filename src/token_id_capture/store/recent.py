@@ -13,6 +13,8 @@ from token_id_capture.tokens import TokenIds
 
 _BYTES_PER_TOKEN: Final = 4
 _SEQUENCES_PER_ROLLOUT: Final = 4
+_OVERHEAD: Final = 512
+"""Bytes of the objects around a sequence: of many short ones they are the most."""
 
 
 class RecentSequences:
@@ -23,7 +25,7 @@ class RecentSequences:
     """
 
     def __init__(self, capacity: int = 32 * 2**20) -> None:
-        """``capacity`` is in bytes of tokens."""
+        """``capacity`` is in bytes."""
         self._capacity = capacity
         self._held = 0
         self._rollouts: OrderedDict[str, tuple[str, list[KnownSequence]]] = OrderedDict()
@@ -66,4 +68,4 @@ class RecentSequences:
 
 
 def _size(sequences: list[KnownSequence]) -> int:
-    return _BYTES_PER_TOKEN * sum(sequence.length for sequence in sequences)
+    return sum(_BYTES_PER_TOKEN * sequence.length + _OVERHEAD for sequence in sequences)

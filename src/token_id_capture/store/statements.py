@@ -52,10 +52,12 @@ class Statement:
             connection.executemany(self.sql, rows)
             return
         values, names = self._values
+        # SQLite can be built to take few parameters, and then refuses the statement.
+        most = connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // len(names)
         start = 0
         while start < len(rows):
             # Few different texts, so that the driver finds them prepared.
-            count = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_AT_ONCE)
+            count = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_AT_ONCE, max(most, 1))
             block = rows[start : start + count]
             sql = self.sql.replace(values, ", ".join([_PLACE.sub("?", values)] * count), 1)
             connection.execute(sql, [row[name] for row in block for name in names])

@@ -24,7 +24,7 @@ from token_id_capture.errors import StorageFullError, StoreClosedError, StoreErr
 from token_id_capture.store import forking
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
-from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, SyncWaits, Turn, resolve
+from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, SyncWaits, Turns, resolve
 from token_id_capture.store.open_files import OpenFiles
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
@@ -60,7 +60,7 @@ class Writer:
         self._create = create
         self._predecessor = predecessor
         self._queue = JobQueue(limits.queue_bytes)
-        self._turns: dict[asyncio.AbstractEventLoop, Turn] = {}
+        self._turns = Turns()
         self._sync_waits = SyncWaits()
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
@@ -115,7 +115,7 @@ class Writer:
     async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
         """Do this behind the gate and return its result once that is durable.
 
-        A caller that is cancelled gives up waiting; the job is still done.
+        A caller that is cancelled gives up waiting; the job is still done, unless it waited for room.
 
         Raises:
             StoreClosedError: the writer ended.
@@ -125,24 +125,19 @@ class Writer:
         if self._queue.closing:
             raise self._closed()
         job = Job(operation, payload, size, loop, loop.create_future())
-        turn = self._turns.get(loop)
-        if turn is None:
-            turn = self._turns[loop] = Turn()
-            # What is asked for in one turn of the loop is one group. A thread that began with the
-            # first of it would fight with the loop for the interpreter, and commit more often.
-            loop.call_soon(self._end_turn, loop)
-        turn.jobs.append(job)
+        # What is asked for in one turn of the loop is one group. A thread that began with the
+        # first of it would fight with the loop for the interpreter, and commit more often.
+        turn = self._turns.add(job, self._end_turn)
         if self._queue.idle and self._sync_waits.worth_sharing(turn.seconds()):
-            self._hand_over(turn)
+            self._hand_over(self._turns.so_far(turn))
         return await job.future
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        turn = self._turns.pop(loop, None)
-        if turn is not None:
-            self._hand_over(turn)
+        self._hand_over(self._turns.end(loop))
 
-    def _hand_over(self, turn: Turn) -> None:
-        jobs = turn.take()
+    def _hand_over(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return  # no reason to wake the thread
         try:
             self._queue.offer(jobs)
         except StoreClosedError:
@@ -156,8 +151,7 @@ class Writer:
 
     def end(self) -> None:
         """Take no more jobs; the thread finishes what waits and ends."""
-        for loop in list(self._turns):
-            self._end_turn(loop)
+        self._hand_over(self._turns.end_all())
         self._queue.close()
 
     async def close(self) -> None:
