@@ -255,10 +255,10 @@ class TokenIds(_Packed[int]):
     def _pack(cls, values: Iterable[Any]) -> bytes:
         if isinstance(values, str | bytes | bytearray):
             raise InvalidEntryError("token ids must be a sequence of integers, not text or bytes")
-        packed = array("I")
+        items, packed = _listed(values), array("I")
         try:
             # From a list this way, since the constructor takes each item through the sequence protocol.
-            packed.fromlist(values if isinstance(values, list) else list(values))
+            packed.fromlist(items)
         except (OverflowError, TypeError) as error:
             raise InvalidEntryError(f"token ids must be integers from 0 to 4294967295 ({error})") from error
         return packed.tobytes()
@@ -280,7 +280,7 @@ class LogProbs(_Packed[float]):
     def _pack(cls, values: Iterable[Any]) -> bytes:
         if isinstance(values, str | bytes | bytearray):
             raise InvalidEntryError("log probabilities must be a sequence of numbers, not text or bytes")
-        items = values if isinstance(values, list) else list(values)
+        items = _listed(values)
         try:
             packed = _doubles(items)
             # A sum is finite only if every item is, unless it overflows; only then look at each.
@@ -292,6 +292,11 @@ class LogProbs(_Packed[float]):
                 if not math.isfinite(value):
                     raise InvalidEntryError(f"log probability {position} is {value}, which is not a finite number")
         return packed
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    # What C reads of a list is not what a class derived from it gives out, should that differ.
+    return values if type(values) is list else list(values)
 
 
 def _doubles(items: list[Any]) -> bytes:

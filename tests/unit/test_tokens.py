@@ -8,7 +8,7 @@ import pickle
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -237,3 +237,26 @@ def test_a_machine_of_the_other_byte_order_writes_the_same_bytes(monkeypatch: py
     monkeypatch.setattr(sys, "byteorder", other)
     assert TokenIds.from_bytes(stored) == [2**24, 2**7], "read as that machine's hardware would hold it"
     assert TokenIds.from_bytes(stored).tobytes() == stored
+
+
+class _Filled(list[Any]):
+    """A list that gives out other items than C finds in it."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([3, 4])
+
+
+def test_a_list_that_gives_out_other_items_than_it_holds_is_packed_as_what_it_gives_out() -> None:
+    assert TokenIds(_Filled()).tolist() == [3, 4]
+    assert LogProbs(_Filled()).tolist() == [3.0, 4.0]
+    assert LogProbs(_Filled([1, 2, 5])).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", [TokenIds, LogProbs])
+def test_what_is_no_sequence_at_all_is_a_mistake_of_the_caller(kind: Any) -> None:
+    for value in (None, 5, 1.5):
+        with pytest.raises(TypeError, match="not iterable"):
+            kind(value)
