@@ -31,7 +31,13 @@ from token_id_capture.explanation import (
     find_departure,
     suspect,
 )
-from token_id_capture.explanation.remedies import REMEDIES, SENTENCES
+from token_id_capture.explanation.remedies import (
+    CALLED_AND_LOST,
+    CALLED_AND_REFUSED,
+    CALLED_TOO_LATE,
+    REMEDIES,
+    SENTENCES,
+)
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
 
@@ -360,6 +366,30 @@ async def test_every_verdict_of_a_build_is_explained(reason: str) -> None:
     assert explanation.findings[0].reason == reason
     assert explanation.findings[0].remedy
     assert explanation.headline.endswith(f": {reason}.")
+
+
+@pytest.mark.parametrize(
+    ("known", "remedy"),
+    [
+        ({"flags": [Flag("only", reasons.NO_TOKEN_IDS, "")]}, CALLED_AND_LOST),
+        ({"open_calls": [OpenCall("only", "process 1")]}, CALLED_AND_LOST),
+        ({"refused_calls": ["only"]}, CALLED_AND_REFUSED),
+        ({"late_calls": ["only"]}, CALLED_TOO_LATE),
+        ({}, REMEDIES[reasons.NOTHING_RECORDED]),
+    ],
+)
+async def test_nobody_is_sent_to_check_the_url_of_a_harness_that_called(known: Any, remedy: str) -> None:
+    explanation = await explain(stored(incomplete=bool(known.keys() & {"flags", "open_calls"}), **known))
+    assert finding(explanation, reasons.NOTHING_RECORDED).remedy == remedy
+
+
+async def test_a_call_whose_answer_came_after_the_freeze_says_so() -> None:
+    lost = [OpenCall("slow", "process 1"), OpenCall("dead", "process 1")]
+    explanation = await explain(stored(ONE, True, open_calls=lost, late_calls=["slow"]))
+    assert finding(explanation, reasons.CALL_LOST).calls == (
+        ("slow", "begun by process 1; its answer came after the rollout was frozen"),
+        ("dead", "begun by process 1"),
+    )
 
 
 @pytest.mark.parametrize("reason", [*reasons.BUILD_REASONS, *reasons.RELEASE_REASONS])

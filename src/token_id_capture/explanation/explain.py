@@ -17,7 +17,13 @@ from token_id_capture.errors import TokenCaptureError
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
 from token_id_capture.explanation.departures import Decode, Departure, find_departure
-from token_id_capture.explanation.remedies import REMEDIES, SENTENCES
+from token_id_capture.explanation.remedies import (
+    CALLED_AND_LOST,
+    CALLED_AND_REFUSED,
+    CALLED_TOO_LATE,
+    REMEDIES,
+    SENTENCES,
+)
 from token_id_capture.explanation.stored import AsItStands, Recorded, StoredRollout
 from token_id_capture.protocols import TokenCaptureSnapshot
 
@@ -163,8 +169,18 @@ def _findings(
             yield _finding(code, tree.output.notes.aborted_calls)
         elif code == reasons.EMPTY_GENERATIONS and tree is not None:
             yield _finding(code, tree.output.notes.empty_generation_calls)
+        elif code == reasons.NOTHING_RECORDED:
+            yield Finding(code, SENTENCES[code], _about_nothing(rollout))
         else:
             yield _finding(code, detail=detail)
+
+
+def _about_nothing(rollout: StoredRollout) -> str:
+    if rollout.flags or rollout.open_calls:
+        return CALLED_AND_LOST
+    if rollout.refused_calls:
+        return CALLED_AND_REFUSED
+    return CALLED_TOO_LATE if rollout.late_calls else REMEDIES[reasons.NOTHING_RECORDED]
 
 
 def _flag_findings(rollout: StoredRollout) -> Iterator[Finding]:
@@ -175,8 +191,9 @@ def _flag_findings(rollout: StoredRollout) -> Iterator[Finding]:
         yield Finding(reason, *_words(reason), tuple(calls))
     flagged = {flag.model_call_id for flag in rollout.flags}
     running = "; the rollout is open, so it may still run" if rollout.state == "open" else ""
+    late = dict.fromkeys(rollout.late_calls, "; its answer came after the rollout was frozen")
     lost = [
-        (call.model_call_id, f"begun by {call.process}{running}")
+        (call.model_call_id, f"begun by {call.process}{running}{late.get(call.model_call_id, '')}")
         for call in rollout.open_calls
         if call.model_call_id not in flagged
     ]

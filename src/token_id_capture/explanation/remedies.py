@@ -67,3 +67,11 @@ REMEDIES: Final[dict[str, str]] = {
     reasons.RETIRED_BY_HAND: "Nothing is left to be done. Delete the rollout before its id is used again.",
     reasons.PRUNED: "Nothing is left to be done. A longer --older-than keeps evidence longer.",
 }
+
+# About nothing_recorded, where something is known of the rollout: the harness has its URL right.
+CALLED_AND_LOST: Final = "The harness called the right URL. See to the calls that are named above."
+CALLED_AND_REFUSED: Final = (
+    "The harness called the right URL, and the engine refused each call: tokcap show tells with which status, and the "
+    "harness or the engine's log why."
+)
+CALLED_TOO_LATE: Final = "The harness called the right URL, but too late. Finalize a rollout once its agent has ended."
