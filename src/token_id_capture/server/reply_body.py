@@ -8,9 +8,10 @@ where in the text the client gets it back, or a null.
 
 This guesses how engines write, and parsing proves each guess: inside a string every quotation mark
 is escaped, so where an array that was cut out parses by itself, and the rest parses with a mark in
-its place, the whole would have parsed to the same. Whatever does not fit is parsed as a whole. One
-thing differs: a number that is too large for a double, and nesting too deep for the parser, make the
-whole parse fail, and are passed over here in those fields of a log probability that nobody reads.
+its place, the whole would have parsed to the same. Whatever does not fit is parsed as a whole. Two
+things differ: a number that is too large for a double, and nesting too deep for the parser, make the
+whole parse fail, and are passed over here in those fields of a log probability that nobody reads; and
+of a text that nests too deep to be walked through, these arrays are hidden all the same.
 """
 
 from __future__ import annotations
