@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -81,6 +82,30 @@ def test_what_a_loop_asked_for_just_before_it_was_closed_is_stored(tmp_path: Pat
         assert asyncio.run(stored()) == ["asked", "later"]
     asyncio.run(store.close())
     assert "asked" in asyncio.run(stored())
+
+
+def test_threads_that_come_at_once_share_one_writer_which_ends_with_the_store(tmp_path: Path) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(4):
+            store = TokenCaptureStore(tmp_path / f"{number}.db")
+            barrier = threading.Barrier(6)
+
+            def use(call: str, store: TokenCaptureStore = store, barrier: threading.Barrier = barrier) -> None:
+                barrier.wait()
+                asyncio.run(store.put(entry(call)))
+
+            threads = [threading.Thread(target=use, args=(str(call),)) for call in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            asyncio.run(store.close())
+    finally:
+        sys.setswitchinterval(interval)
+    writers = {f"tokcap-writer {number}.db" for number in range(4)}
+    assert not [thread for thread in threading.enumerate() if thread.name in writers]
 
 
 async def test_a_mark_that_is_cancelled_in_the_turn_that_it_was_asked_for_in_is_made_all_the_same(

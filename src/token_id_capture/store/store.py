@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -86,6 +87,8 @@ class TokenCaptureStore:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
+        # Loops in several threads may come at once, and there is one writer for them all.
+        self._opening = threading.Lock()
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._recent = RecentSequences()
@@ -118,11 +121,12 @@ class TokenCaptureStore:
 
     async def close(self) -> None:
         """Finish what waits, then close. Idempotent; nothing that was acknowledged is lost."""
-        self._closed = True
         if self._pid != os.getpid():
             self._forget_inherited()
-        writer, self._writer = self._writer, None
-        reader, self._reader = self._reader, None
+        with self._opening:
+            self._closed = True
+            writer, self._writer = self._writer, None
+            reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
         if writer is not None:
@@ -282,15 +286,20 @@ class TokenCaptureStore:
 
     def _live_writer(self) -> Writer:
         self._check_process()
-        if self._writer is None or not self._writer.alive:
-            self._writer = Writer(self._path, self._limits, create=self._create, predecessor=self._writer)
-            self._writer.start()
-        return self._writer
+        with self._opening:
+            self._check_open()
+            if self._writer is None or not self._writer.alive:
+                self._writer = Writer(self._path, self._limits, create=self._create, predecessor=self._writer)
+                self._writer.start()
+            return self._writer
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             self._forget_inherited()
         forking.refuse_inherited(self._path)
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
 
@@ -312,8 +321,10 @@ class TokenCaptureStore:
         if self._reader is None:
             if self._writer is None:
                 await self._prepare_for_reading()
-            self._reader = Reader(self._path)
-        return self._reader
+        with self._opening:
+            self._check_open()
+            self._reader = self._reader or Reader(self._path)
+            return self._reader
 
     async def _prepare_for_reading(self) -> None:
         # A file that is up to date is read without taking the gate.
