@@ -318,9 +318,8 @@ class TokenCaptureStore:
 
     async def _live_reader(self) -> Reader:
         self._check_process()
-        if self._reader is None:
-            if self._writer is None:
-                await self._prepare_for_reading()
+        if self._reader is None and self._writer is None:
+            await self._prepare_for_reading()
         with self._opening:
             self._check_open()
             self._reader = self._reader or Reader(self._path)
