@@ -81,12 +81,14 @@ async def test_keys_are_read_from_files_and_the_log_is_json_with_ids_and_no_secr
     received = [value for request in engine.received for _, value in request.headers]
     assert [value for value in received if KEY in value] == []
     assert received.count(f"Bearer {ENGINE_KEY}") == 2
-    assert f"warning: every user of this machine may read or change the key in {ours}" in "".join(server.before)
+    start = [json.loads(line) for line in server.before]
+    warned = [line["message"] for line in start if line["level"] == "warning"]
+    assert f"every user of this machine may read or change the key in {ours}: chmod 600 {ours}" in warned
     assert str(theirs) not in "".join(server.before)
 
     everything = "".join(server.before) + said
     assert not [word for word in (KEY, ENGINE_KEY, PROMPT, "secret", "CUDA") if word in everything]
-    lines = [json.loads(line) for line in [server.before[-1], *said.splitlines()]]
+    lines = [start[-1], *map(json.loads, said.splitlines())]
     assert re.fullmatch(r"listening on http://127.0.0.1:\d+", lines[0]["message"])
     assert all({"time", "level", "logger", "process", "message"} <= set(line) for line in lines)
     calls = [line for line in lines if line.get("path") == CHAT]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from token_id_capture.cli.common import report
+from token_id_capture.cli.common import printable
 from token_id_capture.errors import ConfigurationError
 
 _LONGEST: Final = 4096
@@ -53,4 +54,7 @@ def check_key_file(path: Path) -> None:
     """
     read_key(path)
     if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        report(f"warning: every user of this machine may read or change the key in {path}: chmod 600 {path}")
+        shown = printable(str(path))
+        warnings.warn(
+            f"every user of this machine may read or change the key in {shown}: chmod 600 {shown}", stacklevel=2
+        )

@@ -43,10 +43,16 @@ def log_to_stderr(log_format: LogFormat, *, access_log: bool = False) -> None:
 
 def announce(message: str, log_format: LogFormat) -> None:
     """Say something that is no warning: a bare line, or a JSON object among the others."""
-    if log_format == "json":
-        record = logging.LogRecord("token_id_capture.cli", logging.INFO, "", 0, message, None, None)
-        message = JsonFormatter().format(record)
-    print(message, file=sys.stderr, flush=True)
+    print(_json_line(message, logging.INFO) if log_format == "json" else message, file=sys.stderr, flush=True)
+
+
+def warn_in_json() -> None:
+    """Make JSON objects of warnings from now on: the start of a server warns before its workers log."""
+    warnings.showwarning = _warn_in_json
+
+
+def _json_line(message: str, level: int) -> str:
+    return JsonFormatter().format(logging.LogRecord("token_id_capture.cli", level, "", 0, message, None, None))
 
 
 class TextFormatter(logging.Formatter):
@@ -123,3 +129,14 @@ def _log_warning(
     line: str | None = None,
 ) -> None:
     logging.getLogger("token_id_capture").warning("%s", message)
+
+
+def _warn_in_json(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(_json_line(str(message), logging.WARNING), file=sys.stderr, flush=True)

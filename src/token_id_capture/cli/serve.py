@@ -85,6 +85,10 @@ def serve(
     stored with each call, and TOKCAP_SESSION_HEADERS, the request headers that are stored,
     separated by commas.
     """
+    if log_format == "json":
+        from token_id_capture.cli.logs import warn_in_json
+
+        warn_in_json()
     settings = _settings(
         upstream=upstream,
         database=database,
