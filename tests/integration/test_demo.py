@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -115,24 +115,43 @@ def test_no_process_is_left(finished: Finished) -> None:
     assert processes_of(finished.directory) == []
 
 
-def test_the_report_names_the_files_and_statements_that_work(
-    finished: Finished, capsys: pytest.CaptureFixture[str]
-) -> None:
+def printed(finished: Finished, capsys: pytest.CaptureFixture[str]) -> str:
     database = finished.directory / "token_captures.db"
     verdicts = [Verdict(**verdict) for verdict in finished.report["rollouts"]]
     files = {name: finished.directory / f"{name}.jsonl" for name in ("rollouts", "train")}
     Report(finished.directory, True, 1.0, verdicts, files["rollouts"], files["train"], database).print()
-    printed = capsys.readouterr().out
-    assert "6 rollouts delivered, 2 masked" in printed
-    for path in (database, *files.values()):
-        assert path.is_file()
-        assert path.name in printed
-    statements = [line.split('"')[1] for line in printed.splitlines() if line.strip().startswith("sqlite3")]
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-        found = [connection.execute(statement).fetchall() for statement in statements]
-    connection.close()
-    assert {row[0]: row[2] for row in found[0]} == MASKED
-    assert [row[0] for row in found[1]] == ["lost-call"]
+    return capsys.readouterr().out
+
+
+def test_the_report_names_the_files_and_commands_that_work(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a checkout whose environment is not active: what is printed can be pasted all the same.
+    monkeypatch.setenv("PATH", "/nowhere")
+    text = printed(finished, capsys)
+    assert "6 rollouts delivered, 2 masked" in text
+    for name in ("token_captures.db", "rollouts.jsonl", "train.jsonl"):
+        assert (finished.directory / name).is_file()
+        assert name in text
+    said = []
+    for line in text.partition("Look further\n")[2].splitlines():
+        program, *arguments = shlex.split(line)
+        assert Path(program) == Path(sys.executable).with_name("tokcap")
+        result = subprocess.run([program, *arguments], capture_output=True, text=True)
+        assert result.returncode == 0, line + result.stderr
+        said.append(result.stdout)
+    assert [one for one in MASKED if one not in said[0]] == []
+    assert "multiple_roots" in said[1]
+    assert said[2].startswith("rollout lost-call:")
+    assert (finished.directory / "steady-1.html").is_file()
+    assert said[4].count("lost-call") == 1
+
+
+def test_where_the_program_is_found_it_is_called_by_its_name(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert "\n  tokcap ls --database " in printed(finished, capsys)
 
 
 async def test_the_checks_pass_again_on_what_the_demo_left(finished: Finished) -> None:

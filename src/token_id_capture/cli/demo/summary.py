@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +89,18 @@ class Report:
         print(f"  {self.rollouts.name:20}  the finished rollouts, as their harness wrote them")
         print(f"  {self.output.name:20}  the training rows")
         print("\nLook further")
-        for command in (
-            f"tokcap ls --database {database}",
-            f"tokcap show lost-call --database {database}",
-            f'sqlite3 {database} "SELECT rollout_id, outcome, reason, flags FROM kept_evidence"',
-            f'sqlite3 {database} "SELECT rollout_id, model_call_id, pid, process_started FROM lost_calls"',
+        page = shlex.quote(str(self.directory / "steady-1.html"))
+        for arguments in (
+            f"ls --database {database}",
+            f"explain compacted --database {database}",
+            f"show lost-call --database {database}",
+            f"report steady-1 --database {database} --output {page}",
+            f'sql --database {database} "SELECT rollout_id, model_call_id, pid, process_started FROM lost_calls"',
         ):
-            print(f"  {command}")
+            print(f"  {_program()} {arguments}")
+
+
+def _program() -> str:
+    """How the shell at hand finds this program: the environment that it is in need not be active."""
+    installed = Path(sys.executable).with_name("tokcap")
+    return shlex.quote(str(installed)) if shutil.which("tokcap") is None and installed.exists() else "tokcap"
