@@ -47,7 +47,7 @@ FLAG_REASONS: Final[dict[str, str]] = {
     ID_MISMATCH: "An entry named another rollout or call than the request that it belongs to.",
     INVALID_TOKENS: "The reply carried token data that is malformed, partial or ambiguous.",
     LOG_PROB_PLACEHOLDER: "The engine sent a placeholder (-9999 or less) where a log probability should be.",
-    LOST_STREAM: "The engine's stream broke off before its end, so the call is not whole.",
+    LOST_STREAM: "The reply broke off before its end, or its client left and the engine did not finish in time.",
     NO_TOKEN_IDS: "The engine answered without token ids or log probabilities.",
     STORE_FAILED: "The tokens were there, but the database refused to store them.",
     TOKEN_COUNT_MISMATCH: "Token ids, log probabilities and the engine's own count are not equally many.",

@@ -28,8 +28,9 @@ REMEDIES: Final[dict[str, str]] = {
     reasons.LOG_PROB_PLACEHOLDER: "Engines send it for a sampled token whose probability they cut to zero, as with "
     "processed log probabilities and top-k or top-p, or for one that they know nothing of. Ask for raw log "
     "probabilities, or sample without the cut.",
-    reasons.LOST_STREAM: f"{_AGAIN} Look at the engine's log for a crash or a restart, and at everything between it "
-    "and the harness for a limit on the time of a stream.",
+    reasons.LOST_STREAM: f"{_AGAIN} Where the client hung up, let the harness wait longer, or the gateway for the "
+    "engine (TOKCAP_DRAIN_SECONDS). Else look at the engine's log for a crash or a restart, and at everything between "
+    "it and the gateway for a limit on the time of a stream.",
     reasons.NO_TOKEN_IDS: "Check that the engine is new enough to return token ids and log probabilities, and that the "
     "call went to it through the gateway, which asks for them.",
     reasons.STORE_FAILED: "tokcap doctor tells how the file is. A full disk is the usual cause: free some space, and "
