@@ -89,6 +89,19 @@ async def test_the_strip_follows_the_arrow_keys(watched: Watched, pages: dict[st
     assert await page.locator(STRIP).get_attribute("aria-valuenow") == "1"
 
 
+async def test_the_strip_is_as_high_as_its_rows_up_to_a_limit(watched: Watched, pages: dict[str, Path]) -> None:
+    heights = {}
+    for name in ("delivered", "long"):
+        await watched.open(pages[name])
+        await watched.page.wait_for_function("document.querySelector('#strip').clientHeight > 0")
+        heights[name] = await watched.page.evaluate("document.querySelector('#strip').offsetHeight")
+    assert heights["delivered"] < 60  # one row of 72 tokens
+    assert heights["long"] == 308
+    await watched.open(pages["delivered"])
+    await watched.page.set_viewport_size({"width": 360, "height": 700})
+    await watched.page.wait_for_function("document.querySelector('#strip').offsetHeight > 60")
+
+
 async def test_keys_and_buttons_go_from_call_to_call_and_to_unlikely_tokens(
     watched: Watched, pages: dict[str, Path]
 ) -> None:

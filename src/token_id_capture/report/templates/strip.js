@@ -8,7 +8,8 @@ class Strip {
     this.palette = currentPalette();
     this.onView = () => {};
     element.addEventListener("scroll", () => this.redraw());
-    new ResizeObserver(() => this.layOut()).observe(element);
+    // In a frame of its own: what it lays out changes the size that is observed.
+    new ResizeObserver(() => requestAnimationFrame(() => this.layOut())).observe(element);
   }
 
   show(sequence) {
@@ -21,10 +22,13 @@ class Strip {
   layOut() {
     if (!this.sequence) return;
     this.width = this.element.clientWidth;
-    this.height = this.element.clientHeight;
     this.columns = Math.max(1, Math.floor((this.width - 2 * MARGIN) / CELL));
     this.rows = Math.ceil(this.sequence.length / this.columns);
-    this.spacer.style.height = `${this.rows * ROW + 2 * MARGIN}px`;
+    const height = this.rows * ROW + 2 * MARGIN;
+    this.spacer.style.height = `${height}px`;
+    // As high as it has rows, up to the style's max-height.
+    this.element.style.height = `${height + this.element.offsetHeight - this.element.clientHeight}px`;
+    this.height = this.element.clientHeight;
     this.redraw();
   }
 
