@@ -174,5 +174,5 @@ async def test_an_engine_that_stands_still_and_takes_no_request_is_a_504_and_the
     ):
         assert (await asyncio.wait_for(gate.post(CHAT, body), 10)).status == 504
         ((reason, detail),) = await gate.flags()
-        assert (reason, detail) == ("unknown_outcome", f"{url} sent nothing for too long")
+        assert (reason, detail) == ("unknown_outcome", f"{url} sent nothing for 0.3 s")
         assert await gate.intents() == [None]

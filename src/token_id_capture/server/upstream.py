@@ -60,9 +60,10 @@ class UpstreamError(Exception):
 class UpstreamReply:
     """A reply whose head has arrived."""
 
-    def __init__(self, response: aiohttp.ClientResponse, name: str) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, name: str, read_timeout: float) -> None:
         self._response = response
         self._name = name
+        self._read_timeout = read_timeout
         self.status = response.status
         self.headers = end_to_end(response.raw_headers)
         self.is_event_stream = response.content_type == "text/event-stream"
@@ -73,7 +74,7 @@ class UpstreamReply:
         Raises:
             UpstreamError: it broke off, or nothing came for the read timeout.
         """
-        with _translated(self._name):
+        with _translated(self._name, self._read_timeout):
             return await self._response.read()
 
     async def next_chunk(self) -> bytes:
@@ -82,7 +83,7 @@ class UpstreamReply:
         Raises:
             UpstreamError: as for ``read``.
         """
-        with _translated(self._name):
+        with _translated(self._name, self._read_timeout):
             return await self._response.content.readany()
 
 
@@ -107,6 +108,7 @@ class Upstream:
         self.url = parse_upstream(url)
         self._keep_alive = keep_alive
         self._api_key = api_key
+        self._read_timeout = read_timeout
         self._longest_silence = connect_timeout + read_timeout
         self._timeout = aiohttp.ClientTimeout(
             total=None, connect=None, sock_connect=connect_timeout, sock_read=read_timeout
@@ -129,7 +131,7 @@ class Upstream:
             headers.append(("Accept-Encoding", "identity"))
         if self._api_key is not None:
             headers.append(("Authorization", f"Bearer {self._api_key}"))
-        with _translated(str(self.url)):
+        with _translated(str(self.url), self._read_timeout):
             # aiohttp's own limit on silence begins when all is sent, and an engine that stands still takes nothing.
             async with asyncio.timeout(self._longest_silence):
                 response = await self._opened().request(
@@ -142,7 +144,7 @@ class Upstream:
                 )
         body = b""  # a long prompt need not wait for its answer
         async with response:
-            yield UpstreamReply(response, str(self.url))
+            yield UpstreamReply(response, str(self.url), self._read_timeout)
 
     async def reach(self) -> None:
         """Open a connection and close it again, to find out whether the engine listens.
@@ -227,7 +229,7 @@ def _text_headers(headers: RawHeaders) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def _translated(name: str) -> Iterator[None]:
+def _translated(name: str, read_timeout: float) -> Iterator[None]:
     """Turn aiohttp's errors into ``UpstreamError``."""
     try:
         yield
@@ -236,7 +238,7 @@ def _translated(name: str) -> Iterator[None]:
     except aiohttp.ConnectionTimeoutError as error:
         raise UpstreamError(f"no connection to {name} in time", status=504, sent=False) from error
     except TimeoutError as error:
-        raise UpstreamError(f"{name} sent nothing for too long", status=504, sent=True) from error
+        raise UpstreamError(f"{name} sent nothing for {read_timeout:g} s", status=504, sent=True) from error
     except (aiohttp.ClientError, OSError) as error:
         problem = str(error) or type(error).__name__
         raise UpstreamError(f"the connection to {name} broke: {problem}", status=502, sent=True) from error
