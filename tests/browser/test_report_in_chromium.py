@@ -291,6 +291,18 @@ async def test_no_page_is_wider_than_its_window(
     assert await watched.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+async def test_a_short_rollout_with_milliseconds_in_its_timeline_is_not_wider_either(
+    watched: Watched, pages: dict[str, Path]
+) -> None:
+    await watched.page.set_viewport_size({"width": 360, "height": 800})
+    await watched.open(pages["masked"])
+    ticks = watched.page.locator(".ticks span")
+    for number in range(await ticks.count()):
+        await ticks.nth(number).evaluate("tick => { tick.textContent = '22:54:05.932'; }")
+    assert await watched.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert [await ticks.nth(number).is_visible() for number in range(5)] == [True, False, True, False, True]
+
+
 async def test_the_focus_can_be_seen(watched: Watched, pages: dict[str, Path]) -> None:
     await watched.open(pages["masked"])
     page = watched.page
