@@ -401,6 +401,18 @@ async def test_every_recorded_reason_is_explained_when_the_captures_are_gone(rea
     assert (found.what, found.calls) == (SENTENCES[reason], (("", "for a test"),))
 
 
+async def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason() -> None:
+    explanation = await explain(stored(state="retired", recorded=[Recorded(1, "released", "pruned: older than 14d")]))
+    assert explanation.headline.endswith("is: released, pruned: older than 14d.")
+    (found,) = explanation.findings
+    assert (found.reason, found.what, found.remedy) == (
+        reasons.PRUNED,
+        SENTENCES[reasons.PRUNED],
+        REMEDIES[reasons.PRUNED],
+    )
+    assert found.calls == (("", "older than 14d"),)
+
+
 async def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
     explanation = await explain(stored(ONE, recorded=[Recorded(1, "masked", "reward_is_nan")]))
     assert explanation.headline == "It is frozen. The latest verdict is: masked, reward_is_nan."

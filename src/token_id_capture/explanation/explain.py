@@ -219,9 +219,13 @@ def _with_departures(rollout: StoredRollout, code: str, tree: CallTree, decode: 
 
 def _recorded_findings(recorded: Recorded) -> Iterator[Finding]:
     """What a verdict says by itself, for where the captures cannot be asked any more."""
-    details = dict(map(reasons.split_reason, recorded.all_reasons))
-    for code in dict.fromkeys([*([recorded.reason] if recorded.reason else []), *details]):
-        yield _finding(code, detail=details.get(code, ""))
+    first = [recorded.reason] if recorded.reason else []
+    details: dict[str, str] = {}
+    for reason in (*first, *recorded.all_reasons):
+        code, detail = reasons.split_reason(reason)
+        details[code] = detail or details.get(code, "")
+    for code, detail in details.items():
+        yield _finding(code, detail=detail)
 
 
 def _finding(reason: str, calls: Sequence[str] = (), detail: str = "") -> Finding:
