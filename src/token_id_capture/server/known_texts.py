@@ -67,7 +67,6 @@ class KnownTexts:
         """Keep an array that ``read`` took, in place of those that it continues."""
         if not ids:
             return  # a comma after its bracket would be no JSON
-        ids.buffer()  # joined now, or calls that nobody stores would keep each other's parts
         known = [other for other in self._rollouts.pop(rollout_id, ()) if not self._replaced(other, text)]
         known = [*known, _Known(text[:-1], ids)]
         self.held += known[-1].size
@@ -77,6 +76,7 @@ class KnownTexts:
         while self.held > self._capacity and self._rollouts:
             _, oldest = self._rollouts.popitem(last=False)
             self.held -= sum(other.size for other in oldest)
+        ids.buffer()  # joined now, or calls that nobody stores would keep each other's parts
 
     def _replaced(self, known: _Known, text: bytes) -> bool:
         if known.continued_by(text):
