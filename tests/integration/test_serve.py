@@ -36,6 +36,7 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engi
         port = str(taken.getsockname()[1])
         said = await refused("-u", engine.url, *new, "--port", port)
         assert said.startswith(f"cannot listen on 127.0.0.1:{port} (Address already in use)")
+    assert not (tmp_path / "new.db").exists()
     for arguments, beginning in (
         (("-u", f"http://127.0.0.1:{port}", *new), f"nothing listens at http://127.0.0.1:{port} (Connection refused)"),
         (("-u", "engine:8000", *new), "'engine:8000' is no upstream"),

@@ -104,8 +104,8 @@ def serve(
     address = _address(host, port, guarded=api_key_file is not None or insecure)
     if check:
         _check_upstream(settings.upstream)
-    _check_database(settings.database)
     listener = _listener(address, settings.client_timeout)
+    _check_database(settings.database)
     if check:
         settings = _check_engine(settings)
     os.environ.update(settings.as_environment())
