@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from token_id_capture.errors import StoreClosedError, TokenCaptureError
 
 GROUP_ROWS: Final = 256
 GROUP_BYTES: Final = 16 * 2**20
-SLOW_SYNC_SECONDS: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -64,84 +62,34 @@ def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
     return operation
 
 
-class Turn:
-    """What one event loop has asked for since its turn began."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self._began = time.monotonic()
-
-    def seconds(self) -> float:
-        """How long the turn has taken until now."""
-        return time.monotonic() - self._began
-
-    def take(self) -> list[Job]:
-        """Remove the jobs, and begin to count anew."""
-        jobs, self.jobs = self.jobs, []
-        self._began = time.monotonic()
-        return jobs
-
-
 class Turns:
-    """The turns of all event loops that ask one writer. Each loop adds to its own; any thread may take."""
+    """What each event loop has asked for in its present turn. Each loop adds to its own; any thread may take."""
 
     def __init__(self) -> None:
         # Taken again where the garbage collector ends the writer in the middle of it.
         self._lock = threading.RLock()
-        self._turns: dict[asyncio.AbstractEventLoop, Turn] = {}
+        self._jobs: dict[asyncio.AbstractEventLoop, list[Job]] = {}
 
-    def add(self, job: Job, at_end: Callable[[asyncio.AbstractEventLoop], None]) -> Turn:
+    def add(self, job: Job, at_end: Callable[[asyncio.AbstractEventLoop], None]) -> None:
         """Add a job to the turn of its loop; if it begins with it, ``at_end`` is called when it ends."""
         with self._lock:
-            turn = self._turns.get(job.loop)
-            if turn is None:
+            if job.loop not in self._jobs:
                 # Scheduled first: an interrupt in between must leave no turn that never ends.
                 job.loop.call_soon(at_end, job.loop)
-                turn = self._turns[job.loop] = Turn()
-            turn.jobs.append(job)
-            return turn
-
-    def so_far(self, turn: Turn) -> list[Job]:
-        """Take what a turn has until now."""
-        with self._lock:
-            return turn.take()
+                self._jobs[job.loop] = []
+            self._jobs[job.loop].append(job)
 
     def end(self, loop: asyncio.AbstractEventLoop) -> list[Job]:
         """End the turn of a loop, and those of loops that were closed in theirs; take their jobs."""
         with self._lock:
-            ended = [other for other in self._turns if other is loop or other.is_closed()]
-            return [job for other in ended for job in self._turns.pop(other).take()]
+            ended = [other for other in self._jobs if other is loop or other.is_closed()]
+            return [job for other in ended for job in self._jobs.pop(other)]
 
     def end_all(self) -> list[Job]:
         """End every turn, and take the jobs."""
         with self._lock:
-            turns, self._turns = self._turns, {}
-            return [job for turn in turns.values() for job in turn.take()]
-
-
-class SyncWaits:
-    """How long the latest commits waited for the disk; around a commit, it measures one."""
-
-    def __init__(self) -> None:
-        self._waits: deque[float] = deque(maxlen=8)
-        self._least = 0.0
-
-    def __enter__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.thread_time()
-
-    def __exit__(self, *exception: object) -> None:
-        wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu
-        self._waits.append(wall - cpu)
-        # The least, for the others may have waited for the interpreter as well.
-        self._least = min(self._waits)
-
-    def worth_sharing(self, seconds: float) -> bool:
-        """Whether a turn of so many seconds should not go on before its jobs are handed over.
-
-        A disk that is slow to sync leaves the interpreter to the loop meanwhile. One that is fast
-        does not, and is better given larger groups.
-        """
-        return SLOW_SYNC_SECONDS < self._least < seconds
+            ended, self._jobs = self._jobs, {}
+            return [job for jobs in ended.values() for job in jobs]
 
 
 @dataclass(slots=True)
@@ -153,7 +101,6 @@ class JobQueue:
     outside: deque[Job] = field(default_factory=deque)
     held: int = 0
     closing: bool = False
-    idle: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -172,7 +119,6 @@ class JobQueue:
         with self.changed:
             if self.closing:
                 raise StoreClosedError("the store is closed: open a new one to go on")
-            self.idle = False
             self.outside.extend(jobs)
             self._let_in(waited=False)
             self.changed.notify()
@@ -190,9 +136,7 @@ class JobQueue:
         """Wait for a job (True), for the end (False), or for the timeout (True, and no job)."""
         with self.changed:
             if not self.jobs and not self.closing:
-                self.idle = True
                 self.changed.wait(timeout)
-                self.idle = False
             return bool(self.jobs) or not self.closing
 
     def take(self) -> list[Job]:

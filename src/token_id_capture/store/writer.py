@@ -24,7 +24,7 @@ from token_id_capture.errors import StorageFullError, StoreClosedError, StoreErr
 from token_id_capture.store import forking
 from token_id_capture.store.engine import is_input_output_error, translated
 from token_id_capture.store.gate import Gate
-from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, SyncWaits, Turns, resolve
+from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, Turns, resolve
 from token_id_capture.store.open_files import OpenFiles
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
@@ -61,7 +61,6 @@ class Writer:
         self._predecessor = predecessor
         self._queue = JobQueue(limits.queue_bytes)
         self._turns = Turns()
-        self._sync_waits = SyncWaits()
         self._identity = ProcessIdentity.of_this_process()
         self._gate = Gate(path)
         self._engine: Engine | None = None
@@ -127,9 +126,7 @@ class Writer:
         job = Job(operation, payload, size, loop, loop.create_future())
         # What is asked for in one turn of the loop is one group. A thread that began with the
         # first of it would fight with the loop for the interpreter, and commit more often.
-        turn = self._turns.add(job, self._end_turn)
-        if self._queue.idle and self._sync_waits.worth_sharing(turn.seconds()):
-            self._hand_over(self._turns.so_far(turn))
+        self._turns.add(job, self._end_turn)
         return await job.future
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -285,8 +282,7 @@ class Writer:
             self._registered = self._identity.register(driver, batch.now, known=self._registered)
             for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
                 self._apply(batch, operation, list(jobs))
-            with self._sync_waits:
-                driver.execute("COMMIT")
+            driver.execute("COMMIT")
             self._dirty = True
         except BaseException:
             self._registered = False
