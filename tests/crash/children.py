@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -107,7 +108,11 @@ class Puppet:
     def open_files(self, name: str) -> int:
         """How many of its descriptors are open on files whose path ends so."""
         directory = Path(f"/proc/{self.child.pid}/fd")
-        return sum(os.readlink(link).endswith(name) for link in directory.iterdir())
+        targets = []
+        for link in directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since the directory was read
+                targets.append(os.readlink(link))
+        return sum(target.endswith(name) for target in targets)
 
     def _lines(self) -> list[str]:
         return self._answers.read_text().split("\n")[:-1] if self._answers.exists() else []
