@@ -178,7 +178,7 @@ def translated(error: BaseException, path: Path) -> StoreError | None:
         return UnusableDatabaseError(f"{path} is no usable SQLite database ({cause}): check it, or name another file")
     if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return UnusableDatabaseError(f"cannot write {path} ({cause}): check that it and its directory are writable")
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+    if is_locked(error):
         return StoreError(f"{path} is locked by another program ({cause}): end it, then try again")
     return StoreError(f"{path}: {cause} ({name or type(cause).__name__})")
 
@@ -187,3 +187,9 @@ def is_input_output_error(error: BaseException) -> bool:
     """Whether SQLite could not say if a commit reached the disk."""
     cause = getattr(error, "orig", error)
     return (getattr(cause, "sqlite_errorname", "") or "").startswith("SQLITE_IOERR")
+
+
+def is_locked(error: BaseException) -> bool:
+    """Whether another program kept the database locked until the patience was over."""
+    cause = getattr(error, "orig", error)
+    return (getattr(cause, "sqlite_errorname", "") or "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))

@@ -27,7 +27,7 @@ class OpenFiles:
         self._known: dict[str, _Identity] = {"": _identity(f"{path}")}
 
     def check(self) -> None:
-        """Call it after a commit, when all three are there for as long as the connection is open.
+        """Call it within a transaction that has written: all three are there for as long as it lasts.
 
         Raises:
             UnusableDatabaseError: one of them is not the file that it was.

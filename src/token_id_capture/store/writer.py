@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from token_id_capture.errors import StorageFullError, StoreClosedError, StoreError
+from token_id_capture.errors import StoreClosedError, StoreError, UnusableDatabaseError
 from token_id_capture.store import forking
-from token_id_capture.store.engine import is_input_output_error, translated
+from token_id_capture.store.engine import is_input_output_error, is_locked, translated
 from token_id_capture.store.gate import Gate
 from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, Turns, resolve
 from token_id_capture.store.open_files import OpenFiles
@@ -188,8 +188,6 @@ class Writer:
                 group = self._queue.take()
                 if group:
                     self._commit_or_recover(group)
-                    if any(job.error is None for job in group):
-                        self._files.check()
         except BaseException as error:
             # Before the callers know, so that one who tries again finds a new writer.
             self.failure = translated(error, self.path) or error
@@ -242,13 +240,18 @@ class Writer:
     def _commit_or_recover(self, group: list[Job]) -> None:
         try:
             self._commit(group)
+        except UnusableDatabaseError:
+            raise
         except Exception as error:
             if is_input_output_error(error):
                 self._recover(group, error)
-            elif len(group) > 1 and isinstance(translated(error, self.path), StorageFullError):
-                # SQLite has rolled all of it back. What needs little room, such as a mark, may fit.
-                for job in group:
-                    self._commit_or_recover([job])
+            elif len(group) > 1 and not is_locked(error):
+                # All of it was rolled back. One that fails must not take its neighbours with it, and
+                # on a full disk what needs little room, such as a mark, may fit.
+                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                    for job in half:
+                        job.result = job.error = None
+                    self._commit_or_recover(half)
             else:
                 self._fail(group, error)
 
@@ -281,7 +284,9 @@ class Writer:
             batch = Batch(driver, self._identity.writer_id, now, self._shortage(now))
             self._registered = self._identity.register(driver, batch.now, known=self._registered)
             for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
-                self._apply(batch, operation, list(jobs))
+                operation(batch, list(jobs))
+            if any(job.error is None for job in group):
+                self._files.check()
             driver.execute("COMMIT")
             self._dirty = True
         except BaseException:
@@ -290,26 +295,6 @@ class Writer:
             if driver.in_transaction:
                 driver.execute("ROLLBACK")
             raise
-
-    def _apply(self, batch: Batch, operation: Operation, jobs: list[Job]) -> None:
-        """Run one operation on its jobs; a job that fails is taken out, its neighbours are kept."""
-        driver = batch.connection
-        driver.execute("SAVEPOINT operation")
-        try:
-            operation(batch, jobs)
-        except Exception as error:
-            if is_input_output_error(error) or not driver.in_transaction:
-                raise
-            driver.execute("ROLLBACK TO operation")
-            problem = translated(error, self.path) or error
-            for job in jobs:
-                job.result, job.error = None, problem if len(jobs) == 1 else None
-            if len(jobs) > 1:
-                for job in jobs:
-                    self._apply(batch, operation, [job])
-        finally:
-            if driver.in_transaction:
-                driver.execute("RELEASE operation")
 
     def _shortage(self, now: float) -> str:
         # The floor is far above what is written between two looks.
