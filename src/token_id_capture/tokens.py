@@ -128,7 +128,9 @@ class _Packed(Sequence[_Number]):
 
     def tobytes(self) -> bytes:
         """The items, little-endian; ``len(self) * itemsize`` bytes."""
-        return self._native(bytes(self._bytes()))
+        self._settle()
+        whole = len(self._base) == self._length * self.itemsize
+        return self._native(self._base if whole else bytes(self._bytes()))
 
     def buffer(self) -> memoryview[Any]:
         """The items as a read-only view of bytes in this machine's order, without a copy."""

@@ -72,7 +72,7 @@ def test_the_tokens_of_each_call_decode_to_what_was_captured(shell: sqlite3.Conn
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=2100), st.lists(st.integers(0, 2**32 - 1), max_size=20))
 def test_any_tokens_decode(shell: sqlite3.Connection, prompt: list[int], generation: list[int]) -> None:
-    row = {**pack(entry("drawn", "c0", prompt, generation)).row(), "stored_at": 0.0, "writer_id": "w"}
+    row = pack(entry("drawn", "c0", prompt, generation)).row(0.0, "w")
     shell.execute("DELETE FROM entries WHERE rollout_id = 'drawn'")
     names = ("rollout_id", *ENTRY_COLUMNS)
     shell.execute(

@@ -57,7 +57,7 @@ def through_sqlite(row: dict[str, Any]) -> dict[str, Any]:
 
 @given(entries())
 def test_the_payload_digest_can_be_computed_from_what_is_stored(entry: TokenEntry) -> None:
-    row = pack(entry).row()
+    row = pack(entry).row(0.0, "w")
     assert stored_payload_digest(through_sqlite(row)) == row["payload_digest"]
 
 
@@ -66,7 +66,7 @@ def test_a_negative_zero_is_stored_as_sqlite_gives_it_back() -> None:
         rollout_id="math-0", model_call_id="c0", prompt_token_ids=[1], generation_token_ids=[2],
         generation_log_probs=[-0.0], created_at=-0.0,
     )  # fmt: skip
-    row = pack(entry).row()
+    row = pack(entry).row(0.0, "w")
     assert math.copysign(1, row["created_at"]) == 1
     assert stored_payload_digest(through_sqlite(row)) == row["payload_digest"]
 

@@ -69,10 +69,12 @@ class PackedEntry:
         """Bytes that the entry holds on to while it waits."""
         return 4 * (len(self.prompt) - self.prefix_length) + 12 * len(self.generation) + 1024
 
-    def row(self) -> dict[str, Any]:
-        """The values of the row's columns, but for ``stored_at`` and ``writer_id``."""
+    def row(self, stored_at: float, writer_id: str) -> dict[str, Any]:
+        """The values of the row's columns."""
         return {
             **self.columns,
+            "stored_at": stored_at,
+            "writer_id": writer_id,
             "prefix_call_id": self.prefix_call_id,
             "prefix_length": self.prefix_length,
             "prompt_suffix": self.prompt[self.prefix_length :].tobytes(),

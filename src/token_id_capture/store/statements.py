@@ -24,7 +24,7 @@ _DIALECT = sqlite_dialect(paramstyle="named")
 class Statement:
     """One statement; its parameters are given by name."""
 
-    __slots__ = ("_defaults", "_values", "sql")
+    __slots__ = ("_defaults", "_many", "_values", "sql")
 
     def __init__(self, clause: ClauseElement, columns: Sequence[str] | None = None) -> None:
         """``columns`` are those that an INSERT gives values for; all of its table's by default."""
@@ -34,6 +34,7 @@ class Statement:
         self.sql = str(compiled)
         self._defaults = {name: value for name, value in compiled.params.items() if value is not None}
         values = _VALUES.search(self.sql) if isinstance(clause, Insert) else None
+        self._many: dict[int, str] = {}
         self._values = None if values is None else (values[1], tuple(_PLACE.findall(values[1])))
 
     def run(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> int:
@@ -59,7 +60,9 @@ class Statement:
             # Few different texts, so that the driver finds them prepared.
             count = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_AT_ONCE, max(most, 1))
             block = rows[start : start + count]
-            sql = self.sql.replace(values, ", ".join([_PLACE.sub("?", values)] * count), 1)
+            sql = self._many.get(count)
+            if sql is None:
+                sql = self._many[count] = self.sql.replace(values, ", ".join([_PLACE.sub("?", values)] * count), 1)
             connection.execute(sql, [row[name] for row in block for name in names])
             start += count
 

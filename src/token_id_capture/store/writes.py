@@ -172,8 +172,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
 
 
 def _insert_entries(batch: Batch, accepted: list[PackedEntry]) -> None:
-    rows = [{**entry.row(), "stored_at": batch.now, "writer_id": batch.writer_id} for entry in accepted]
-    _INSERT_ENTRY.run_many(batch.connection, rows)
+    _INSERT_ENTRY.run_many(batch.connection, [entry.row(batch.now, batch.writer_id) for entry in accepted])
     _DELETE_INTENTS.run(batch.connection, {"keys": _keys(accepted)})
 
 
