@@ -31,6 +31,7 @@ _STORED_IN_COLUMNS = {
     *("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"),
     *("output_items", "token_item_index"),
 }
+_LENGTHS = struct.Struct("<5Q")
 _EXTRA_FIELDS = tuple(name for name in TokenEntry.model_fields if name not in _STORED_IN_COLUMNS)
 
 
@@ -148,7 +149,7 @@ def stored_payload_digest(row: Mapping[str, Any]) -> bytes:
 
 
 def _payload_digest(sequence_digest: bytes, *parts: bytes) -> bytes:
-    lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    lengths = _LENGTHS.pack(*map(len, parts))
     return hashlib.sha256(b"".join((sequence_digest, lengths, *parts))).digest()
 
 
