@@ -74,9 +74,15 @@ _OUTCOMES = f"""
 _LATE_WRITES = """
     SELECT model_call_id, state, attempted_at FROM late_writes WHERE rollout_id = :rollout ORDER BY attempted_at
 """
-_ENTRIES = f"SELECT {_ENTRY} FROM entries WHERE rollout_id = :rollout ORDER BY rowid"
+# Found by rowid, in whose order they come: to be sorted, rows as wide as these are copied once more.
+_ENTRIES = f"""
+    SELECT {_ENTRY} FROM entries WHERE rowid IN (SELECT rowid FROM entries WHERE rollout_id = :rollout) ORDER BY rowid
+"""
 _OF_SNAPSHOT = "WHERE snapshot_id = :snapshot AND version = :version"
-_SNAPSHOT_ENTRIES = f"SELECT {_ENTRY} FROM snapshot_entries {_OF_SNAPSHOT} ORDER BY rowid"
+_SNAPSHOT_ENTRIES = f"""
+    SELECT {_ENTRY} FROM snapshot_entries
+    WHERE rowid IN (SELECT rowid FROM snapshot_entries {_OF_SNAPSHOT}) ORDER BY rowid
+"""
 _SNAPSHOT = f"SELECT 1 FROM snapshots {_OF_SNAPSHOT}"
 
 

@@ -75,9 +75,10 @@ _FREEZE_ROLLOUT = Statement(
 _COPY_ENTRIES = Statement(
     insert(snapshot_entries).from_select(
         ["snapshot_id", "version", *ENTRY_COLUMNS],
+        # Found by rowid, in whose order they come: to be sorted, rows as wide as these are copied once more.
         select(bindparam("snapshot"), bindparam("to_version"), *(entries.c[name] for name in ENTRY_COLUMNS))
-        .where(entries.c.rollout_id == bindparam("rollout"))
-        .order_by(text("entries.rowid")),
+        .where(text("rowid IN (SELECT rowid FROM entries WHERE rollout_id = :rollout)"))
+        .order_by(text("rowid")),
     )
 )
 _COPY_FLAGS = Statement(
