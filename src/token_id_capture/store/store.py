@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
 import warnings
 from collections import OrderedDict
@@ -31,6 +32,7 @@ from token_id_capture.store.reading import wal_bytes
 from token_id_capture.store.recent import RecentSequences
 from token_id_capture.store.revision import HEAD_REVISION, file_revision, refuse_newer
 from token_id_capture.store.summaries import RolloutDetail, RolloutSummary
+from token_id_capture.store.token_reader import TokenReader
 from token_id_capture.store.writer import FREE_SPACE_FLOOR, Limits, Writer
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
@@ -91,6 +93,7 @@ class TokenCaptureStore:
         self._opening = threading.Lock()
         self._writer: Writer | None = None
         self._reader: Reader | None = None
+        self._token_reader: TokenReader | None = None
         self._recent = RecentSequences()
         self._begun: OrderedDict[tuple[str, str], str] = OrderedDict()
 
@@ -127,6 +130,9 @@ class TokenCaptureStore:
             self._closed = True
             writer, self._writer = self._writer, None
             reader, self._reader = self._reader, None
+            token_reader, self._token_reader = self._token_reader, None
+        if token_reader is not None:
+            token_reader.close()
         if reader is not None:
             await reader.close()
         if writer is not None:
@@ -173,14 +179,8 @@ class TokenCaptureStore:
         self._recent.forget(rollout_id)
         if head is None:
             return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        rows = await self._read(queries.snapshot_rows, head.snapshot_id, head.version)
-        if not rows and await self._is_gone(head):
-            raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
-        entries = await asyncio.to_thread(unpack_rollout, rollout_id, rows)
+        entries = await self._read_tokens(_entries_of_snapshot, head)
         return TokenCaptureSnapshot(rollout_id, entries, head.incomplete, head.snapshot_id, head.version)
-
-    async def _is_gone(self, head: snapshot.SnapshotHead) -> bool:
-        return not await self._read(queries.snapshot_exists, head.snapshot_id, head.version)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the rollout if exactly this snapshot is its latest state."""
@@ -244,8 +244,7 @@ class TokenCaptureStore:
         Raises:
             CorruptCaptureError: stored tokens do not match their digest.
         """
-        rows = await self._read(queries.entry_rows, validate_rollout_id(rollout_id))
-        return await asyncio.to_thread(unpack_rollout, rollout_id, rows)
+        return await self._read_tokens(_entries_of_rollout, validate_rollout_id(rollout_id))
 
     async def list_rollouts(
         self, after: str = "", limit: int = 50, wanted: RolloutFilter = EVERY_ROLLOUT
@@ -304,7 +303,7 @@ class TokenCaptureStore:
             raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
 
     def _forget_inherited(self) -> None:
-        _inherited.append((self._writer, self._reader))
+        _inherited.append((self._writer, self._reader, self._token_reader))
         self._reset()
 
     async def _read(self, query: Callable[[queries.Execute, *_Given], _Found], *given: *_Given) -> _Found:
@@ -317,15 +316,27 @@ class TokenCaptureStore:
             raise translated(error, self._path) or error from error
 
     async def _live_reader(self) -> Reader:
-        self._check_process()
-        if self._reader is None and self._writer is None:
-            await self._prepare_for_reading()
+        await self._prepare_for_reading()
         with self._opening:
             self._check_open()
             self._reader = self._reader or Reader(self._path)
             return self._reader
 
+    async def _read_tokens(self, work: Callable[[TokenReader, *_Given], _Found], *given: *_Given) -> _Found:
+        """What ``work`` makes of the rows that it reads, all of it in one thread."""
+        await self._prepare_for_reading()
+        with self._opening:
+            self._check_open()
+            reader = self._token_reader = self._token_reader or TokenReader(self._path)
+        try:
+            return await asyncio.to_thread(work, reader, *given)
+        except sqlite3.Error as error:
+            raise translated(error, self._path) or error from error
+
     async def _prepare_for_reading(self) -> None:
+        self._check_process()
+        if self._reader or self._token_reader or self._writer:
+            return
         # A file that is up to date is read without taking the gate.
         if not self._path.exists() and not self._create:
             raise missing(self._path)
@@ -336,6 +347,17 @@ class TokenCaptureStore:
         refuse_newer(revision, self._path)
         if revision != HEAD_REVISION:
             await self.open()
+
+
+def _entries_of_snapshot(reader: TokenReader, head: snapshot.SnapshotHead) -> tuple[TokenEntry, ...]:
+    rows = reader.read(queries.snapshot_rows, head.snapshot_id, head.version)
+    if not rows and not reader.read(queries.snapshot_exists, head.snapshot_id, head.version):
+        raise RolloutRetiredError(head.rollout_id, "reading its snapshot, which another process retired meanwhile")
+    return unpack_rollout(head.rollout_id, rows)
+
+
+def _entries_of_rollout(reader: TokenReader, rollout_id: str) -> tuple[TokenEntry, ...]:
+    return unpack_rollout(rollout_id, reader.read(queries.entry_rows, rollout_id))
 
 
 def _nothing(batch: Batch, jobs: list[Job]) -> None:
