@@ -141,15 +141,21 @@ class _Packed(Sequence[_Number]):
         items: Any = self._view().tolist()
         return items  # type: ignore[no-any-return]
 
-    def startswith(self, prefix: Self) -> bool:
-        """Whether the first ``len(prefix)`` items are those of ``prefix``."""
-        if prefix._length > self._length:
+    def startswith(self, *parts: Self) -> bool:
+        """Whether the first items are those of ``parts``, one part after the other."""
+        length = sum([part._length for part in parts])
+        if length > self._length:
             return False
         self._settle()
-        prefix._settle()
-        if prefix._base is self._base and prefix._start == self._start:
-            return True
-        return self._base.startswith(prefix._bytes(), self._start)
+        # The last part first: of sequences that nearly agree, it is the one that differs.
+        position = self._start + length * self.itemsize
+        for part in reversed(parts):
+            part._settle()
+            position -= part._length * self.itemsize
+            here = part._base is self._base and part._start == position
+            if not here and not self._base.startswith(part._bytes(), position):
+                return False
+        return True
 
     def common_prefix_length(self, other: Self) -> int:
         """The number of leading items in which the two agree."""

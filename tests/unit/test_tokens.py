@@ -89,6 +89,20 @@ def test_a_prefix_is_found_exactly(first: list[int], second: list[int]) -> None:
     assert whole[1:].startswith(whole[1 : 1 + len(first)])
 
 
+@given(st.lists(st.integers(0, 1), max_size=5), st.lists(st.lists(st.integers(0, 1), max_size=2), max_size=3))
+def test_a_prefix_may_come_in_parts(items: list[int], parts: list[list[int]]) -> None:
+    joined = [token for part in parts for token in part]
+    assert TokenIds(items).startswith(*map(TokenIds, parts)) == (items[: len(joined)] == joined)
+
+
+@given(id_lists, st.integers(0, 12), st.integers(0, 12), st.integers(0, 2))
+def test_parts_of_one_buffer_are_a_prefix_where_they_lie(items: list[int], end: int, more: int, start: int) -> None:
+    whole = TokenIds(items)
+    parts = whole[:end], whole[end : end + more]
+    assert whole.startswith(*parts)
+    assert whole[start:].startswith(*parts) == (items[start : start + end + more] == items[: end + more])
+
+
 @given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), max_size=40))
 def test_the_common_prefix_is_as_long_as_counting_says(first: list[int], second: list[int]) -> None:
     counted = 0

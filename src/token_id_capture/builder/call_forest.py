@@ -49,15 +49,6 @@ class LinkedCall:
         self.end: PrefixTreeNode | None = None
         self.anchor: PrefixTreeNode | None = None
 
-    def is_prefix_of(self, prompt: TokenIds) -> bool:
-        """Whether ``prompt``, at least as long as this call's sequence, starts with it."""
-        # The last token decides nearly all misses without a look at the rest.
-        return (
-            prompt[self.length - 1] == self.generation[-1]
-            and prompt.startswith(self.prompt)
-            and prompt[len(self.prompt) : self.length] == self.generation
-        )
-
     def common_prefix_length(self, prompt: TokenIds) -> int:
         """The number of leading tokens that ``prompt`` shares with this call's sequence."""
         agreed = prompt.common_prefix_length(self.prompt)
@@ -102,17 +93,17 @@ class CallForest:
         parent, place = self._find_parent(prompt)
         interstitial = prompt[parent.length :] if parent is not None else prompt
         group = self.groups.setdefault((None if parent is None else parent.order, interstitial), {})
-        if entry.generation_token_ids in group:
-            self.copies.append(entry.model_call_id)
-            return
+        retried = next(iter(group.values()), None)
         call = LinkedCall(entry, len(self.calls), parent, interstitial)
+        if group.setdefault(call.generation, call) is not call:
+            self.copies.append(call.call_id)
+            return
         siblings = self.roots if parent is None else parent.children
-        if group:
-            call.anchor = next(iter(group.values())).anchor
+        if retried is not None:
+            call.anchor = retried.anchor
         elif siblings:
             call.anchor, below, agreed = place or self._locate(prompt, siblings[-1])
             self.divergences.append(self._divergence(call, below, agreed))
-        group[entry.generation_token_ids] = call
         siblings.append(call)
         self.calls.append(call)
         insort(self._by_length, (call.length, call.order))
@@ -129,7 +120,7 @@ class CallForest:
         # From the longest on, so the first hit is the longest.
         for index in range(candidates - 1, max(-1, candidates - 1 - self._tries), -1):
             call = self.calls[self._by_length[index][1]]
-            if call.is_prefix_of(prompt):
+            if prompt.startswith(call.prompt, call.generation):
                 return call, None
         if candidates <= self._tries:
             return None, None

@@ -18,8 +18,6 @@ from token_id_capture.tokens import LogProbs, TokenIds
 MAIN_CHAIN: Final = "main"
 """The ``chain_id`` of the one chain that may be delivered."""
 
-_ZERO_LOG_PROB = LogProbs([0.0]).tobytes()
-
 
 @dataclass
 class ChainLink:
@@ -54,21 +52,22 @@ class Chain:
                 )
             prompt = entry.prompt_token_ids
             parts = (self.root_prompt,) if before is None else (before.prompt_token_ids, before.generation_token_ids)
-            position = 0
-            for part in (*parts, link.interstitial):
-                piece = prompt[position : position + len(part)]
-                if piece != part:
-                    position += piece.common_prefix_length(part)
-                    raise InvalidEntryError(
-                        f"the prompt of call {entry.model_call_id!r} does not continue its chain: "
-                        f"they differ at position {position}"
-                    )
-                position += len(part)
-            if position != len(prompt):
-                raise InvalidEntryError(
-                    f"the prompt of call {entry.model_call_id!r} has {len(prompt)} tokens; its chain has {position}"
-                )
+            expected = (*parts, link.interstitial)
+            if sum(map(len, expected)) != len(prompt) or not prompt.startswith(*expected):
+                raise _not_contiguous(entry.model_call_id, prompt, expected)
             before = entry
+
+
+def _not_contiguous(call_id: str, prompt: TokenIds, expected: Iterable[TokenIds]) -> InvalidEntryError:
+    position = 0
+    for part in expected:
+        agreed = prompt[position:].common_prefix_length(part)
+        position += agreed
+        if agreed < len(part):
+            return InvalidEntryError(
+                f"the prompt of call {call_id!r} does not continue its chain: they differ at position {position}"
+            )
+    return InvalidEntryError(f"the prompt of call {call_id!r} has {len(prompt)} tokens; its chain has {position}")
 
 
 @dataclass(frozen=True)
@@ -179,18 +178,19 @@ def project_chain_trajectory(chain: Chain) -> Trajectory:
     """
     chain.validate()
     token_ids = chain.root_prompt
-    loss_mask: list[int] = []
-    log_probs: list[bytes] = []
+    if chain.links:
+        last = chain.links[-1].entry
+        token_ids = TokenIds.joined(last.prompt_token_ids, last.generation_token_ids)
+    loss_mask = [0] * len(token_ids)
+    log_probs = bytearray(len(token_ids) * LogProbs.itemsize)
     for link in chain.links:
-        entry = link.entry
-        context = len(entry.prompt_token_ids) - len(loss_mask)
-        loss_mask += [0] * context
-        loss_mask += [1] * len(entry.generation_token_ids)
-        log_probs += [_ZERO_LOG_PROB * context, entry.generation_log_probs.tobytes()]
-        token_ids = TokenIds.joined(entry.prompt_token_ids, entry.generation_token_ids)
-    missing = len(token_ids) - len(loss_mask)
-    log_probs.append(_ZERO_LOG_PROB * missing)
-    return Trajectory(token_ids, loss_mask + [0] * missing, LogProbs.from_bytes(b"".join(log_probs)))
+        start = len(link.entry.prompt_token_ids)
+        sampled = slice(start, start + len(link.entry.generation_token_ids))
+        loss_mask[sampled] = [1] * (sampled.stop - start)
+        log_probs[start * LogProbs.itemsize : sampled.stop * LogProbs.itemsize] = (
+            link.entry.generation_log_probs.tobytes()
+        )
+    return Trajectory(token_ids, loss_mask, LogProbs.from_bytes(bytes(log_probs)))
 
 
 def project_main_chain_trajectory(output: BuildOutput) -> Trajectory:

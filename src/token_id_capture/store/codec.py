@@ -47,9 +47,7 @@ class KnownSequence:
 
     def is_prefix_of(self, prompt: TokenIds) -> bool:
         """Whether ``prompt`` starts with this call's prompt and generation, token for token."""
-        if self.length > len(prompt) or not prompt.startswith(self.prompt):
-            return False
-        return prompt[len(self.prompt) : self.length] == self.generation
+        return prompt.startswith(self.prompt, self.generation)
 
 
 @dataclass(slots=True)
