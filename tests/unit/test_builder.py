@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -398,3 +400,16 @@ def test_a_hundred_calls_of_a_hundred_thousand_tokens_take_milliseconds() -> Non
     assert len(trajectory.token_ids) == 99_405
     # About 3 ms on two slow cores; the bound tells only whether tokens were touched one by one.
     assert min(times) < 0.03
+
+
+def test_what_was_captured_is_freed_with_its_last_user() -> None:
+    gc.disable()
+    try:
+        entries = append_only(3)
+        first = weakref.ref(entries[0])
+        trajectory = project_main_chain_trajectory(prefix_merging(entries))
+        del entries
+        assert first() is None
+    finally:
+        gc.enable()
+    assert len(trajectory.token_ids) > 0

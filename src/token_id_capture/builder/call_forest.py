@@ -19,7 +19,10 @@ NEAREST_TRIES: Final = 8
 
 
 class LinkedCall:
-    """A call and its place among the others. ``order`` counts from 0."""
+    """A call and its place among the others. ``order`` counts from 0, and ``children`` are orders.
+
+    Calls lead up to their parents only, so what was captured is freed with its last user.
+    """
 
     __slots__ = (
         "anchor",
@@ -43,7 +46,7 @@ class LinkedCall:
         self.length = len(self.prompt) + len(self.generation)
         self.order = order
         self.parent = parent
-        self.children: list[LinkedCall] = []
+        self.children: list[int] = []
         self.link = ChainLink(entry, interstitial if parent is not None else TokenIds())
         # Where the tree holds the end of this call, and a node above it from which to insert it.
         self.end: PrefixTreeNode | None = None
@@ -78,7 +81,7 @@ class CallForest:
 
     def __init__(self, tries: int = NEAREST_TRIES) -> None:
         self.calls: list[LinkedCall] = []
-        self.roots: list[LinkedCall] = []
+        self.roots: list[int] = []
         self.groups: dict[tuple[int | None, TokenIds], dict[TokenIds, LinkedCall]] = {}
         self.copies: list[str] = []
         self.divergences: list[Divergence] = []
@@ -102,9 +105,9 @@ class CallForest:
         if retried is not None:
             call.anchor = retried.anchor
         elif siblings:
-            call.anchor, below, agreed = place or self._locate(prompt, siblings[-1])
+            call.anchor, below, agreed = place or self._locate(prompt, self.calls[siblings[-1]])
             self.divergences.append(self._divergence(call, below, agreed))
-        siblings.append(call)
+        siblings.append(call.order)
         self.calls.append(call)
         insort(self._by_length, (call.length, call.order))
 
