@@ -168,8 +168,12 @@ class Writer:
                 with self._turn:
                     if self._connection is None:
                         self._open(create=False)
-                    self._checkpoint(idle=not self._serve())
-                if self._queue.jobs:
+                    group = self._serve()
+                    # Looked at before the answer, which brings new ones while others are at the gate already.
+                    more = bool(self._queue.jobs)
+                    resolve(group)
+                    self._checkpoint(idle=not group)
+                if more:
                     # flock has no order: who locks again at once overtakes the processes that wait.
                     time.sleep(YIELD_SECONDS)
         except BaseException as error:
@@ -180,8 +184,8 @@ class Writer:
             with self._turn:
                 self._shut()
 
-    def _serve(self) -> bool:
-        """Commit the next group and tell its callers, also those of a group that ends the writer."""
+    def _serve(self) -> list[Job]:
+        """Commit the next group. Its callers are still to be told, but for those of one that ends the writer."""
         group: list[Job] = []
         try:
             with self._gate:
@@ -193,10 +197,9 @@ class Writer:
             self.failure = translated(error, self.path) or error
             self._queue.close()
             self._fail(group, error)
-            raise
-        finally:
             resolve(group)
-        return bool(group)
+            raise
+        return group
 
     def _open(self, *, create: bool) -> None:
         self._connect(open_for_writing(self.path, self._gate, create=create))
