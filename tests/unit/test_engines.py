@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -321,6 +323,19 @@ async def test_the_headers_that_are_stored_are_those_that_were_chosen() -> None:
         app = TokenCaptureMiddleware(Gateway(recorded, make_engine("vllm"), options=options), sink=sink)
         await call_in_memory(app, "POST", way.path, orjson.dumps(way.request), headers)
         assert (sink.entries[0].model_extra or {}).get("session_headers") == stored
+
+
+@every_way
+def test_what_a_reader_collected_is_freed_with_it_and_not_when_garbage_is_collected(way: Way) -> None:
+    engine = make_engine(way.engine)
+    reader = engine.reader(engine.paths[way.path], way.request)
+    held = weakref.ref(reader)
+    gc.disable()
+    try:
+        del reader
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:

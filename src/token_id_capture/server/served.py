@@ -57,7 +57,7 @@ def read_reply(reader: Reader, endpoint: Endpoint, reply: Any) -> ServedReply:
     for index, choice in choices:
         item = message_item(_content(endpoint, choice, "message"))
         finish_reason = _text(choice.get("finish_reason"))
-        served.choices.append(ServedChoice(item, finish_reason, tokens.get(index, ChoiceTokens())))
+        served.choices.append(ServedChoice(item, finish_reason, tokens.get(index) or ChoiceTokens()))
     if len({index for index, _ in choices}) < len(choices):
         served.problem = "two choices have the same index"
     return served

@@ -170,7 +170,8 @@ class TokenizesPrompts(Protocol):
 class DeltaReader:
     """A ``Reader`` for replies in OpenAI's shape whose parts each carry the tokens that are new in them.
 
-    ``read`` finds the arrays of one part, by choice index.
+    ``read`` finds the arrays of one part, by choice index. A bound method of a reader would make a
+    cycle, and its tokens would stay until the garbage collector comes.
     """
 
     def __init__(self, read: Callable[[Mapping[str, Any]], dict[int, ChoiceTokens]]) -> None:
@@ -182,12 +183,23 @@ class DeltaReader:
         if not isinstance(part, dict):
             return {}
         for index, new in self._read(part).items():
-            _extend(self._tokens.setdefault(index, ChoiceTokens()), new)
+            if index in self._tokens:
+                _extend(self._tokens[index], new)
+            else:
+                self._tokens[index] = _owned(new)
         return part
 
     def tokens(self) -> dict[int, ChoiceTokens]:
         """What was collected, by choice index."""
         return self._tokens
+
+
+def _owned(tokens: ChoiceTokens) -> ChoiceTokens:
+    """The same with lists that can be extended: the part's own belong to whoever else reads the part."""
+    for name in ("ids", "log_probs", "log_prob_ids", "texts"):
+        if isinstance(values := getattr(tokens, name), list):
+            setattr(tokens, name, list(values))
+    return tokens
 
 
 def _extend(known: ChoiceTokens, new: ChoiceTokens) -> None:
@@ -210,7 +222,6 @@ def _joined(known: list[Any] | _Values | None, new: list[Any] | _Values | None) 
     if new is None:
         return known
     if known is None:
-        # The part's own list belongs to whoever else reads the part.
         return list(new) if isinstance(new, list) else new
     if isinstance(known, list):
         known.extend(new)

@@ -14,6 +14,7 @@ engine; ``--streaming always`` does it all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from token_id_capture.server.engines.base import (
@@ -83,8 +84,7 @@ class _ChoicesReader(DeltaReader):
     """Adds the ids of ``sglext``, which come once and for all choices, to what the choices say."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(self._of_part)
-        self._endpoint = endpoint
+        super().__init__(partial(_of_part, endpoint))
         self._prompt: list[Any] | None = None
         self._outputs: list[Any] = []
         self._version: str | None = None
@@ -112,23 +112,25 @@ class _ChoicesReader(DeltaReader):
                 tokens.problem = tokens.problem or "the choice and sglext name different token ids"
         return found
 
-    def _of_part(self, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        return {index: self._of_choice(choice) for index, choice in choices_of(unwrapped(part))}
 
-    def _of_choice(self, choice: Mapping[str, Any]) -> ChoiceTokens:
-        name = "token_ids" if self._endpoint is Endpoint.COMPLETIONS else "response_token_ids"
-        tokens = ChoiceTokens(prompt_ids=array(choice.get("prompt_token_ids")), ids=array(choice.get(name)))
-        read_log_probs(tokens, self._endpoint, choice.get("logprobs"))
-        meta = choice.get("meta_info")
-        if isinstance(meta, Mapping):
-            tokens.weight_version = _version(meta)
-            tokens.routed_experts = meta.get("routed_experts")
-            pairs = read_pairs(meta)
-            if pairs is not None:
-                tokens.log_prob_ids = [token for _, token in pairs]
-                if tokens.log_probs is None:
-                    tokens.log_probs = [log_prob for log_prob, _ in pairs]
-        return tokens
+def _of_part(endpoint: Endpoint, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
+    return {index: _of_choice(endpoint, choice) for index, choice in choices_of(unwrapped(part))}
+
+
+def _of_choice(endpoint: Endpoint, choice: Mapping[str, Any]) -> ChoiceTokens:
+    name = "token_ids" if endpoint is Endpoint.COMPLETIONS else "response_token_ids"
+    tokens = ChoiceTokens(prompt_ids=array(choice.get("prompt_token_ids")), ids=array(choice.get(name)))
+    read_log_probs(tokens, endpoint, choice.get("logprobs"))
+    meta = choice.get("meta_info")
+    if isinstance(meta, Mapping):
+        tokens.weight_version = _version(meta)
+        tokens.routed_experts = meta.get("routed_experts")
+        pairs = read_pairs(meta)
+        if pairs is not None:
+            tokens.log_prob_ids = [token for _, token in pairs]
+            if tokens.log_probs is None:
+                tokens.log_probs = [log_prob for log_prob, _ in pairs]
+    return tokens
 
 
 def _version(holder: Mapping[str, Any]) -> str | None:

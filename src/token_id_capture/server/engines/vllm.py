@@ -13,6 +13,7 @@ Log probabilities below what its sampler keeps are sent as -9999.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from token_id_capture.server.engines.base import (
@@ -67,7 +68,9 @@ class VllmEngine:
 
     def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
         """Chunks carry the new tokens alone."""
-        return _VllmReader(endpoint, body)
+        if endpoint is Endpoint.GENERATE:
+            return _GenerateReader(body)
+        return DeltaReader(partial(_of_part, endpoint, None))
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
         """What was not asked for becomes null, which is what vLLM itself sends then."""
@@ -102,33 +105,34 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-class _VllmReader(DeltaReader):
-    def __init__(self, endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-        super().__init__(self._of_part)
-        self._endpoint = endpoint
-        # What a generate call reads is what it was given.
-        given = body.get("token_ids") if endpoint is Endpoint.GENERATE else None
-        self._given = given if is_token_list(given) else None
+class _GenerateReader(DeltaReader):
+    """Reads the engine's own endpoint, where what a call reads is what it was given."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        given = body.get("token_ids")
+        super().__init__(partial(_of_part, Endpoint.GENERATE, given if is_token_list(given) else None))
 
     def add(self, part: Any) -> Mapping[str, Any]:
         shown = super().add(part)
-        return {**shown, "id": shown.get("request_id")} if self._endpoint is Endpoint.GENERATE else shown
+        return {**shown, "id": shown.get("request_id")}
 
-    def _of_part(self, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-        prompt = id_array(unwrapped(part).get("prompt_token_ids"))
-        return {index: self._of_choice(choice, prompt) for index, choice in choices_of(part)}
 
-    def _of_choice(self, choice: Mapping[str, Any], prompt: list[Any] | TokenIds | None) -> ChoiceTokens:
-        spans = array(choice.get("weight_versions"))
-        tokens = ChoiceTokens(
-            prompt_ids=id_array(choice.get("prompt_token_ids")) or prompt or self._given,
-            ids=id_array(choice.get("token_ids")),
-            routed_experts=choice.get("routed_experts"),
-            weight_version=_only_version(spans),
-            weight_versions=spans,
-        )
-        read_log_probs(tokens, self._endpoint, choice.get("logprobs"))
-        return tokens
+def _of_part(endpoint: Endpoint, given: list[Any] | None, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
+    prompt = id_array(unwrapped(part).get("prompt_token_ids")) or given
+    return {index: _of_choice(endpoint, choice, prompt) for index, choice in choices_of(part)}
+
+
+def _of_choice(endpoint: Endpoint, choice: Mapping[str, Any], prompt: list[Any] | TokenIds | None) -> ChoiceTokens:
+    spans = array(choice.get("weight_versions"))
+    tokens = ChoiceTokens(
+        prompt_ids=id_array(choice.get("prompt_token_ids")) or prompt,
+        ids=id_array(choice.get("token_ids")),
+        routed_experts=choice.get("routed_experts"),
+        weight_version=_only_version(spans),
+        weight_versions=spans,
+    )
+    read_log_probs(tokens, endpoint, choice.get("logprobs"))
+    return tokens
 
 
 def read_log_probs(tokens: ChoiceTokens, endpoint: Endpoint, log_probs: object) -> None:
