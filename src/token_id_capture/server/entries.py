@@ -7,7 +7,7 @@ and a wrong item never just shortens an array.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final, TypeAlias
@@ -22,7 +22,7 @@ from token_id_capture.server.served import ServedChoice, ServedReply
 from token_id_capture.sink import CaptureContext, describe_validation
 from token_id_capture.tokens import LogProbs, TokenIds
 
-SAMPLING_FIELDS: Final = (
+SAMPLING_FIELDS: Final[Set[str]] = {
     "temperature",
     "top_p",
     "top_k",
@@ -75,7 +75,7 @@ SAMPLING_FIELDS: Final = (
     "grammar",
     # Where an engine's own endpoint has them, all together.
     "sampling_params",
-)
+}
 """The fields of a request that say how to sample; those that are present are stored."""
 
 SESSION_HEADERS: Final = (
@@ -117,7 +117,7 @@ class CapturedRequest:
     ) -> CapturedRequest:
         """Pick it from the body and the headers."""
         model = body.get("model")
-        sampling = {name: body[name] for name in SAMPLING_FIELDS if body.get(name) is not None}
+        sampling = {name: value for name, value in body.items() if name in SAMPLING_FIELDS and value is not None}
         wanted = frozenset(session_headers)
         session: dict[str, str] = {}
         for name, value in headers.items():

@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -32,8 +31,7 @@ _SEPARATOR = re.compile(r"[ \t\r\n]*([,}])[ \t\r\n]*")
 _Edit: TypeAlias = tuple[int, int, str]
 
 
-@dataclass(frozen=True)
-class Hidden:
+class Hidden(NamedTuple):
     """A value to hide: keys (and ``EVERY``) from the document's root, and how.
 
     ``cut`` removes the key as well; else the value becomes ``null``.
