@@ -338,6 +338,23 @@ def test_what_a_reader_collected_is_freed_with_it_and_not_when_garbage_is_collec
         gc.enable()
 
 
+@pytest.mark.parametrize("name", ["vllm-chat", "vllm-chat-stream"])
+async def test_a_call_leaves_nothing_to_the_garbage_collector(name: str) -> None:
+    way = WAYS[name]
+    app = TokenCaptureMiddleware(
+        Gateway(RecordedEngine(way.recording(Spoken())), make_engine("vllm")), sink=MemorySink()
+    )
+    gc.disable()
+    try:
+        await call_in_memory(app, "POST", way.path, orjson.dumps(way.request))
+        gc.collect()
+        for _ in range(20):
+            await call_in_memory(app, "POST", way.path, orjson.dumps(way.request))
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
+
+
 def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:
     for streaming, asked in (("auto", True), ("always", True), ("never", False)):
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -91,8 +92,7 @@ class CapturedCall:
     async def run(self) -> None:
         """Serve the call."""
         try:
-            async with self._client.limit_after_hang_up(self._options.drain_seconds) as limit:
-                await self._serve(limit)
+            await self._client.limit_after_hang_up(self._options.drain_seconds, self._serve)
         except ClientGoneError:
             detail = f"the client hung up, and the engine had not finished {self._options.drain_seconds:g} s later"
             await mark_current_call(reasons.LOST_STREAM, detail)
@@ -127,7 +127,7 @@ class CapturedCall:
         elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
-            await self._commit(lambda: read_reply(self._reader, self._body.endpoint, parsed))
+            await self._commit(partial(read_reply, self._reader, self._body.endpoint, parsed))
             body = self._view.reply(read)
             if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,21 +26,29 @@ class ClientStalledError(Exception):
 class HangUpLimit:
     """A time limit that starts to run when the client hangs up."""
 
-    def __init__(self, timeout: asyncio.Timeout, seconds: float) -> None:
+    def __init__(self, timeout: asyncio.Timeout, seconds: float, hung_up: Callable[[], Awaitable[None]]) -> None:
         self._timeout = timeout
         self._seconds = seconds
-        self._lifted = False
+        self._watcher = asyncio.create_task(self._watch(hung_up))
 
-    def start(self) -> None:
-        """Let the limit run from now on, unless it was lifted."""
-        if not self._lifted and not self._timeout.expired():
+    async def _watch(self, hung_up: Callable[[], Awaitable[None]]) -> None:
+        await hung_up()
+        if not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
 
     def lift(self) -> None:
-        """End the limit: what follows is finished whoever listens."""
-        self._lifted = True
+        """End the limit: what follows is finished whoever listens, so nobody needs to watch."""
+        self._watcher.cancel()
         if not self._timeout.expired():
             self._timeout.reschedule(None)
+
+    async def end(self) -> None:
+        """Stop watching. Where the limit was lifted the watcher is mostly gone, and no turn of the loop is needed."""
+        watcher = self._watcher
+        del self._watcher  # they would keep each other until garbage is collected
+        watcher.cancel()
+        if not watcher.cancelled():
+            await asyncio.gather(watcher, return_exceptions=True)
 
 
 class Client:
@@ -104,32 +111,28 @@ class Client:
         self.started = True
         await reply_error(self.scope, self._receive, self._deliver, status, message, code)
 
-    @asynccontextmanager
-    async def limit_after_hang_up(self, seconds: float) -> AsyncIterator[HangUpLimit]:
-        """Watch for the client's hanging up, and cancel the block ``seconds`` later.
+    async def limit_after_hang_up(self, seconds: float, work: Callable[[HangUpLimit], Awaitable[None]]) -> None:
+        """Do ``work``, watch for the client's hanging up meanwhile, and cancel it ``seconds`` later.
 
         Raises:
             ClientGoneError: that happened.
         """
         try:
             async with asyncio.timeout(None) as timeout:
-                limit = HangUpLimit(timeout, seconds)
-                watcher = asyncio.create_task(self._watch(limit))
+                limit = HangUpLimit(timeout, seconds, self._hung_up)
                 try:
-                    yield limit
+                    await work(limit)
                 finally:
-                    watcher.cancel()
-                    await asyncio.gather(watcher, return_exceptions=True)
+                    await limit.end()
         except TimeoutError:
             if not timeout.expired():
                 raise
             raise ClientGoneError from None
 
-    async def _watch(self, limit: HangUpLimit) -> None:
+    async def _hung_up(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
-        limit.start()
 
     async def _deliver(self, message: Message) -> None:
         if self.gone:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
 from token_id_capture.server.captured import CapturedCall, CaptureOptions
-from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError, ClientStalledError
+from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError, ClientStalledError, HangUpLimit
 from token_id_capture.server.endpoints import Kind, kind_of
 from token_id_capture.server.engines.base import Engine
 from token_id_capture.server.exchange import Exchanges, Reply, redirection
@@ -140,11 +140,9 @@ class Gateway:
 
     async def _relay(self, client: Client, body: bytes, verdict: _Verdict | None) -> None:
         """Pass a request and its reply on as they are; ``verdict`` records what became of it."""
-        try:
-            async with (
-                client.limit_after_hang_up(0.0) as limit,
-                self._upstream.open(client.scope, body, plain=False) as reply,
-            ):
+
+        async def relay(limit: HangUpLimit) -> None:
+            async with self._upstream.open(client.scope, body, plain=False) as reply:
                 if verdict is not None:
                     await verdict.replied(reply)
                 await client.start(reply.status, reply.headers)
@@ -152,6 +150,9 @@ class Gateway:
                     await client.write(chunk)
                 limit.lift()
                 await client.finish()
+
+        try:
+            await client.limit_after_hang_up(0.0, relay)
         except ClientGoneError:
             if verdict is not None:
                 await verdict.failed("the client hung up", sent=True)
