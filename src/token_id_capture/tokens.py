@@ -52,6 +52,11 @@ class _Packed(Sequence[_Number]):
         self._parts = None
 
     @classmethod
+    def of(cls, values: Iterable[_Number]) -> Self:
+        """``values`` as they are if they are packed already, else packed."""
+        return values if type(values) is cls else cls(values)
+
+    @classmethod
     def _pack(cls, values: Iterable[Any]) -> bytes:
         raise NotImplementedError
 
@@ -138,7 +143,7 @@ class _Packed(Sequence[_Number]):
 
     def tolist(self) -> list[_Number]:
         """The items as a plain list."""
-        items: Any = self._view().tolist()
+        items: Any = self._bytes().cast(self.typecode).tolist()
         return items  # type: ignore[no-any-return]
 
     def startswith(self, *parts: Self) -> bool:

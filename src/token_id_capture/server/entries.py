@@ -154,13 +154,13 @@ def entries_from(context: CaptureContext, request: CapturedRequest, reply: Serve
         spans = tokens.weight_versions
         try:
             if id(prompt) not in prompts:
-                prompts[id(prompt)] = TokenIds(prompt)
+                prompts[id(prompt)] = TokenIds.of(prompt)
             entry = TokenEntry(
                 **shared,
                 model_call_id=f"{context.model_call_id}.{position}" if position else context.model_call_id,
                 prompt_token_ids=prompts[id(prompt)],
-                generation_token_ids=TokenIds(ids),
-                generation_log_probs=LogProbs(log_probs),
+                generation_token_ids=TokenIds.of(ids),
+                generation_log_probs=LogProbs.of(log_probs),
                 routed_experts=tokens.routed_experts,
                 output_items=[choice.item],
                 token_item_index=0,

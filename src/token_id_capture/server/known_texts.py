@@ -15,7 +15,7 @@ _OVERHEAD: Final = 512
 """Bytes of the objects around a text: of many short ones they are the most."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class _Known:
     """An array's text without its closing bracket, and what it says."""
 

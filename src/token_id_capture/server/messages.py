@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from token_id_capture.records import TOKEN_FIELDS, strip_token_fields
+from token_id_capture.records import TOKEN_FIELDS
 from token_id_capture.server.engines.base import PROVIDER_FIELDS
 
 # What engines say of the tokens of a choice, where LiteLLM moved it to the message.
@@ -18,7 +18,9 @@ def message_item(message: Mapping[str, Any]) -> dict[str, Any]:
     Empty content beside tool calls or reasoning is null. Engines write both, and the first delta of
     a stream has an empty content in either case.
     """
-    said = {key: value for key, value in strip_token_fields(message).items() if value is not None and value != []}
+    said = {
+        key: value for key, value in message.items() if value is not None and value != [] and key not in TOKEN_FIELDS
+    }
     if isinstance(moved := said.pop(PROVIDER_FIELDS, None), Mapping):
         kept = {key: value for key, value in moved.items() if value is not None and key not in _MOVED_TOKENS}
         said |= {PROVIDER_FIELDS: kept} if kept else {}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,11 +35,14 @@ _PROMPT: Final = b'"prompt_token_ids":['
 _GENERATION: Final = b'"token_ids":['
 _LOG_PROBS: Final = b'"logprobs":{"content":[{'
 _CONTENT: Final = len(b'{"content":')
-# After the last one's empty "top_logprobs". In a token's text it would be too early, and found out.
-_LOG_PROBS_END: Final = b"[]}]}"
+# Where the last one ends. In another field of an entry it would be too early, and found out.
+_LOG_PROBS_END: Final = b'"top_logprobs":[]}]}'
 _SPELLED_ID: Final = "token_id:"
 _FIRST_ENTRY: Final = 4096
 _SECRET: Final = secrets.token_hex(16)
+# What no engine can have written, and stands in the place of an array that was cut out.
+_MARKS: Final = {name: f"{name}-{_SECRET}" for name in ("prompt_token_ids", "token_ids", "logprobs")}
+_QUOTED_MARKS: Final = {name: f'"{mark}"'.encode() for name, mark in _MARKS.items()}
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -59,17 +62,12 @@ _read_value: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_onc
 
 @dataclass(slots=True)
 class _Cut:
-    """An array that was cut out: where it was, what it says, and what stands in its place in the rest."""
+    """An array that was cut out: where it was, and what it says. In the rest its mark is in its place."""
 
     name: str
     start: int
     end: int
     value: Any
-
-    @property
-    def mark(self) -> str:
-        """What no engine can have written."""
-        return f"{self.name}-{_SECRET}"
 
 
 class ReplyBody:
@@ -107,7 +105,7 @@ class ReplyBody:
         if visible is self._rest:
             return self.text
         for cut in self._cuts:
-            visible = visible.replace(f'"{cut.mark}"'.encode(), self.text[cut.start : cut.end])
+            visible = visible.replace(_QUOTED_MARKS[cut.name], self.text[cut.start : cut.end])
         return visible
 
 
@@ -123,12 +121,14 @@ class BodyReader:
 
     def whole(self, text: bytes) -> ReplyBody:
         """Read a reply; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
-        if self._known is not None:
-            with contextlib.suppress(ValueError, StopIteration, RecursionError, msgspec.DecodeError):
-                cuts = _log_probs(text)
-                cuts.append(_generation(text, cuts[-1].end if cuts else 0))
-                return self._cut(text, cuts, self._known)
-        return ReplyBody.parse(text)
+        if self._known is None:
+            return ReplyBody.parse(text)
+        try:
+            cuts = _log_probs(text)
+            cuts.append(_generation(text, cuts[-1].end if cuts else 0))
+            return self._cut(text, cuts, self._known)
+        except (ValueError, StopIteration, RecursionError, msgspec.DecodeError):
+            return ReplyBody.parse(text)
 
     def chunk(self, text: bytes) -> ReplyBody:
         """Read a chunk of a streamed reply; of its arrays only the prompt's, which the first one has, is long."""
@@ -144,9 +144,9 @@ class BodyReader:
         ids = known.read(self._rollout_id, prompt)
         cuts.append(_Cut("prompt_token_ids", start, end, ids))
         cuts.sort(key=lambda cut: cut.start)
-        rest = _with(text, cuts, {cut.name: f'"{cut.mark}"'.encode() for cut in cuts})
+        rest = _with(text, cuts, _QUOTED_MARKS)
         parsed = orjson.loads(rest)
-        _put_back(parsed, {cut.mark: cut for cut in cuts})
+        _put_back(parsed, {cut.name: cut.value for cut in cuts})
         known.remember(self._rollout_id, prompt, ids)
         return ReplyBody(text, parsed, rest, cuts)
 
@@ -185,7 +185,7 @@ def _generation(text: bytes, position: int) -> _Cut:
     return _Cut("token_ids", start, end, TokenIds(orjson.loads(ids)))
 
 
-def _with(text: bytes, cuts: list[_Cut], replacements: dict[str, bytes]) -> bytes:
+def _with(text: bytes, cuts: list[_Cut], replacements: Mapping[str, bytes]) -> bytes:
     """``text`` with other texts in the places of some cuts."""
     pieces: list[bytes] = []
     done = 0
@@ -197,7 +197,7 @@ def _with(text: bytes, cuts: list[_Cut], replacements: dict[str, bytes]) -> byte
     return b"".join(pieces)
 
 
-def _put_back(parsed: Any, cuts: dict[str, _Cut]) -> None:
+def _put_back(parsed: Any, values: dict[str, Any]) -> None:
     """Put the values where their marks are, which is in the reply or in one of its choices.
 
     Raises:
@@ -205,9 +205,8 @@ def _put_back(parsed: Any, cuts: dict[str, _Cut]) -> None:
     """
     choices = parsed.get("choices") if isinstance(parsed, dict) else None
     for holder in (parsed, *(choices if isinstance(choices, list) else ())):
-        for name in ("prompt_token_ids", "token_ids", "logprobs") if isinstance(holder, dict) else ():
-            mark = holder.get(name)
-            if isinstance(mark, str) and mark in cuts:
-                holder[name] = cuts.pop(mark).value
-    if cuts:
+        for name in [*values] if isinstance(holder, dict) else ():
+            if holder.get(name) == _MARKS[name]:
+                holder[name] = values.pop(name)
+    if values:
         raise ValueError("an array is not where it was looked for")
