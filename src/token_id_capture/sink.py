@@ -220,7 +220,7 @@ def _text(value: object) -> str | None:
 
 def _placeholder(entry: TokenEntry) -> str | None:
     log_probs = entry.generation_log_probs
-    lowest = min(log_probs.tolist(), default=0.0)
+    lowest = min(log_probs, default=0.0)
     if lowest > LOG_PROB_PLACEHOLDER_LIMIT:
         return None
     return f"log probability {log_probs.index(lowest)} is {lowest}"

@@ -134,8 +134,7 @@ class _Packed(Sequence[_Number]):
     def tobytes(self) -> bytes:
         """The items, little-endian; ``len(self) * itemsize`` bytes."""
         self._settle()
-        whole = len(self._base) == self._length * self.itemsize
-        return self._native(self._base if whole else bytes(self._bytes()))
+        return self._native(self._base[self._start : self._start + self._length * self.itemsize])
 
     def buffer(self) -> memoryview[Any]:
         """The items as a read-only view of bytes in this machine's order, without a copy."""
@@ -193,7 +192,7 @@ class _Packed(Sequence[_Number]):
         return value
 
     def __iter__(self) -> Iterator[_Number]:
-        return iter(self.tolist())
+        return iter(self._bytes().cast(self.typecode))
 
     def __add__(self, other: Iterable[_Number]) -> Self:
         return self.joined(self, other if type(other) is type(self) else type(self)(other))

@@ -34,7 +34,7 @@ from token_id_capture.tokens import LogProbs, TokenIds
 _PROMPT: Final = b'"prompt_token_ids":['
 _GENERATION: Final = b'"token_ids":['
 _LOG_PROBS: Final = b'"logprobs":{"content":[{'
-_CONTENT: Final = len(b'{"content":')
+_BEFORE_ENTRIES: Final = len(b'{"content":')
 # Where the last one ends. In another field of an entry it would be too early, and found out.
 _LOG_PROBS_END: Final = b'"top_logprobs":[]}]}'
 _SPELLED_ID: Final = "token_id:"
@@ -139,7 +139,7 @@ class BodyReader:
 
     def _cut(self, text: bytes, cuts: list[_Cut], known: KnownTexts) -> ReplyBody:
         """Read the rest of a reply and its prompt."""
-        start, end = _span(text, _PROMPT, b"]", cuts[-1].end if cuts else 0)
+        start, end = _array(text, _PROMPT, cuts[-1].end if cuts else 0)
         prompt = text[start:end]
         ids = known.read(self._rollout_id, prompt)
         cuts.append(_Cut("prompt_token_ids", start, end, ids))
@@ -151,22 +151,22 @@ class BodyReader:
         return ReplyBody(text, parsed, rest, cuts)
 
 
-def _span(text: bytes, key: bytes, end: bytes, position: int) -> tuple[int, int]:
-    """Where the value of such a key starts and ends, the key's next one from ``position`` on if there is any."""
+def _array(text: bytes, key: bytes, position: int) -> tuple[int, int]:
+    """Where the array of such a key starts and ends, the key's next one from ``position`` on if there is any."""
     found = text.find(key, position)
-    if found < 0:
-        found = text.index(key)
-    start = text.index(b":", found) + 1
-    return start, text.index(end, start) + len(end)
+    start = (text.index(key) if found < 0 else found) + len(key) - 1
+    return start, text.index(b"]", start) + 1
 
 
 def _log_probs(text: bytes) -> list[_Cut]:
     """The log probabilities of a chat; none where the reply has none in this shape."""
-    if _LOG_PROBS not in text:
+    found = text.find(_LOG_PROBS)
+    if found < 0:
         return []
-    start, end = _span(text, _LOG_PROBS, _LOG_PROBS_END, 0)
+    start = text.index(b":", found) + 1
+    end = text.index(_LOG_PROBS_END, start) + len(_LOG_PROBS_END)
     # Nothing but the entries: a second list of them would be the one that counts.
-    entries = text[start + _CONTENT : end - len(b"}")]
+    entries = text[start + _BEFORE_ENTRIES : end - len(b"}")]
     content = _decode_entries(entries)
     if not entries.isascii():
         entries.decode()  # what was skipped has to be text all the same
@@ -178,7 +178,7 @@ def _log_probs(text: bytes) -> list[_Cut]:
 
 
 def _generation(text: bytes, position: int) -> _Cut:
-    start, end = _span(text, _GENERATION, b"]", position)
+    start, end = _array(text, _GENERATION, position)
     ids = text[start:end]
     if b"e" in ids:
         raise ValueError("true and false are no ids, though Python counts with them")
