@@ -188,7 +188,7 @@ def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
     named = [ids for ids in (tokens.log_prob_ids, _spelled_ids(tokens.texts)) if ids is not None]
     ids = next(iter(named), None) if tokens.ids is None else tokens.ids
     log_probs = tokens.log_probs
-    if reply.completion_tokens == 0 or ids == []:
+    if reply.completion_tokens == 0 or (ids is not None and not ids):
         ids, log_probs = ids or [], log_probs or []
     prompt = tokens.prompt_ids or None  # nothing is sampled after nothing
     if prompt is None or ids is None or log_probs is None:

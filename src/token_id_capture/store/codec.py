@@ -87,6 +87,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
         InvalidEntryError: an extra field, an output item or the routed experts are no JSON.
     """
     prompt, generation = entry.prompt_token_ids, entry.generation_token_ids
+    prompt_length, generation_length = len(prompt), len(generation)
     prefix_length = known.length if known is not None else 0
     state = known.digest_state.copy() if known is not None else hashlib.sha256()
     state.update(_little_endian(prompt[prefix_length:]))
@@ -98,7 +99,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
     experts = None if entry.routed_experts is None else _json(entry, entry.routed_experts)
     # Adding 0 makes a negative zero positive, which is how SQLite gives it back.
     created_at = entry.created_at + 0.0
-    head = _json(entry, [entry.schema_version, entry.model, entry.finish_reason, created_at, len(prompt)])
+    head = _json(entry, [entry.schema_version, entry.model, entry.finish_reason, created_at, prompt_length])
     return PackedEntry(
         rollout_id=entry.rollout_id,
         model_call_id=entry.model_call_id,
@@ -112,9 +113,9 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
             "model_call_id": entry.model_call_id,
             "payload_digest": _payload_digest(sequence_digest, head, content, extras, experts or b"", log_probs),
             "sequence_digest": sequence_digest,
-            "prompt_length": len(prompt),
-            "generation_length": len(generation),
-            "sequence_length": len(prompt) + len(generation),
+            "prompt_length": prompt_length,
+            "generation_length": generation_length,
+            "sequence_length": prompt_length + generation_length,
             "schema_version": entry.schema_version,
             "model": entry.model,
             "finish_reason": entry.finish_reason,

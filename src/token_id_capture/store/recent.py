@@ -49,7 +49,7 @@ class RecentSequences:
         """Add a call that is stored now."""
         if not packed.generation:
             return
-        length = len(packed.prompt) + len(packed.generation)
+        length = packed.columns["sequence_length"]
         sequence = KnownSequence(packed.model_call_id, packed.prompt, packed.generation, packed.digest_state, length)
         with self._lock:
             held_incarnation, sequences = self._rollouts.pop(packed.rollout_id, (incarnation, []))
