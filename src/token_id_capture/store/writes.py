@@ -159,11 +159,12 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             )
         else:
             if rollout is None:
-                rollout = known[entry.rollout_id] = _open_rollout(batch, entry.rollout_id)
+                rollout = known[entry.rollout_id] = _new_rollout(entry.rollout_id)
             _point_to_prefix(batch, put, rollout)
             stored[key] = digest
             job.result = rollout.incarnation
             accepted.append(job)
+    _insert_new(batch, known.values())
     if accepted:
         _insert_entries(batch, [job.payload.entry for job in accepted])
     if repeated:
@@ -208,7 +209,7 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
         call: Call = job.payload
         rollout = known.get(call.rollout_id)
         if rollout is None:
-            rollout = known[call.rollout_id] = _open_rollout(batch, call.rollout_id)
+            rollout = known[call.rollout_id] = _new_rollout(call.rollout_id)
         if rollout.state == "retired":
             job.error = RolloutRetiredError(call.rollout_id, f"the start of call {call.model_call_id!r}")
         elif rollout.state == "frozen":
@@ -225,6 +226,7 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
                     "detail": "",
                 }
             )
+    _insert_new(batch, known.values())
     if begun:
         _INSERT_INTENT.run_many(batch.connection, begun)
 
@@ -242,7 +244,7 @@ def mark_incomplete(batch: Batch, mark: Mark) -> None:
     """Flag a rollout, which may be one that nobody has seen yet."""
     rollout = _rollouts_of(batch, [mark.rollout_id]).get(mark.rollout_id)
     if rollout is None:
-        _open_rollout(batch, mark.rollout_id)
+        _insert_new(batch, [_new_rollout(mark.rollout_id)])
     elif rollout.state == "retired":
         raise RolloutRetiredError(mark.rollout_id, f"the mark {mark.reason!r} of call {mark.model_call_id!r}")
     _flag(batch, mark)
@@ -271,17 +273,24 @@ def _stored_digests(batch: Batch, jobs: list[Job]) -> dict[tuple[str, str], byte
     return {(row[0], row[1]): row[2] for row in _SELECT_STORED.rows(batch.connection, {"keys": keys})}
 
 
-def _open_rollout(batch: Batch, rollout_id: str) -> Rollout:
-    rollout = Rollout(rollout_id, uuid.uuid4().hex, "open", is_new=True)
-    values = {
-        "rollout_id": rollout_id,
-        "incarnation": rollout.incarnation,
-        "state": "open",
-        "version": 0,
-        "opened_at": batch.now,
-    }
-    _INSERT_ROLLOUT.run(batch.connection, values)
-    return rollout
+def _new_rollout(rollout_id: str) -> Rollout:
+    return Rollout(rollout_id, uuid.uuid4().hex, "open", is_new=True)
+
+
+def _insert_new(batch: Batch, known: Iterable[Rollout]) -> None:
+    """Insert those rollouts that have no row yet."""
+    rows = [
+        {
+            "rollout_id": rollout.rollout_id,
+            "incarnation": rollout.incarnation,
+            "state": rollout.state,
+            "version": 0,
+            "opened_at": batch.now,
+        }
+        for rollout in known
+        if rollout.is_new
+    ]
+    _INSERT_ROLLOUT.run_many(batch.connection, rows)
 
 
 def _keys(packed: Iterable[PackedEntry]) -> str:
