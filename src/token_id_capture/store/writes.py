@@ -129,6 +129,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
     stored = _stored_digests(batch, jobs)
     accepted: list[Job] = []
     repeated: list[PackedEntry] = []
+    conflicts: list[Mark] = []
     for job in jobs:
         put: Put = job.payload
         entry = put.entry
@@ -147,7 +148,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             if rollout is not None and rollout.state == "open":
                 repeated.append(entry)
         elif key in stored:
-            _flag(batch, Mark(*key, reasons.CONFLICTING_PAYLOAD, "the first payload is kept"))
+            conflicts.append(Mark(*key, reasons.CONFLICTING_PAYLOAD, "the first payload is kept"))
             job.error = ConflictingEntryError(*key)
         elif rollout is not None and rollout.state == "frozen":
             _refuse_late(batch, entry, "frozen")
@@ -165,6 +166,9 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             job.result = rollout.incarnation
             accepted.append(job)
     _insert_new(batch, known.values())
+    for conflict in conflicts:
+        # Not before: the first payload, and with it the rollout, may be of this group.
+        _flag(batch, conflict)
     if accepted:
         _insert_entries(batch, [job.payload.entry for job in accepted])
     if repeated:
