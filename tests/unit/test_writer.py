@@ -12,9 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from token_id_capture.errors import RolloutRetiredError, StorageFullError, StoreClosedError, StoreError
+from token_id_capture.errors import (
+    ConflictingEntryError,
+    RolloutRetiredError,
+    StorageFullError,
+    StoreClosedError,
+    StoreError,
+)
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.jobs import Batch, Job
+from token_id_capture.store.writer import Writer
 
 
 def entry(model_call_id: str, tokens: int = 4, rollout_id: str = "first") -> TokenEntry:
@@ -126,6 +134,52 @@ async def test_a_row_that_fails_does_not_fail_its_neighbours(store: TokenCapture
     assert isinstance(failed["33"], StoreError)
     assert "not this one" in str(failed["33"])
     assert set(await _stored(store)) == set(calls) - {"33"}
+
+
+async def test_a_conflict_with_a_call_of_its_own_group_undoes_none_of_it(
+    store: TokenCaptureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone: list[BaseException] = []
+    commit = Writer._commit
+
+    def watched(writer: Writer, group: list[Job]) -> None:
+        try:
+            commit(writer, group)
+        except Exception as error:
+            undone.append(error)
+            raise
+
+    monkeypatch.setattr(Writer, "_commit", watched)
+    asked = await asyncio.gather(
+        store.put(entry("a")), store.put(entry("a", 5)), store.put(entry("b")), return_exceptions=True
+    )
+    assert [type(result) for result in asked] == [type(None), ConflictingEntryError, type(None)]
+    assert undone == []
+    assert (await store.describe_rollout("first")).summary.version == 1
+
+
+async def test_a_row_that_fails_beside_an_input_output_error_does_not_fail_its_neighbours(
+    store: TokenCaptureStore,
+) -> None:
+    errors = [sqlite3.OperationalError("disk I/O error")]
+    errors[0].sqlite_errorname = "SQLITE_IOERR_WRITE"
+
+    def fails_once(batch: Batch, jobs: list[Job]) -> None:
+        if errors:
+            raise errors.pop()
+
+    await store.open()
+    writer = store._live_writer()
+    asked = await asyncio.gather(
+        writer.submit(fails_once, None),
+        store.put(entry("a")),
+        store.mark_incomplete("first", "no text: \udc80", "lost_stream"),
+        store.put(entry("b")),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in asked] == [type(None), type(None), UnicodeEncodeError, type(None)]
+    assert writer.alive
+    assert await _stored(store) == ["a", "b"]
 
 
 async def test_different_operations_of_one_group_happen_in_the_order_in_which_they_were_asked_for(

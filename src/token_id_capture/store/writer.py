@@ -240,13 +240,15 @@ class Writer:
                 job.error = self.failure or StoreClosedError("the store is closed: open a new one to go on")
             resolve(group)
 
-    def _commit_or_recover(self, group: list[Job]) -> None:
+    def _commit_or_recover(self, group: list[Job], *, recovered: bool = False) -> None:
         try:
             self._commit(group)
         except UnusableDatabaseError:
             raise
         except Exception as error:
             if is_input_output_error(error):
+                if recovered:
+                    raise
                 self._recover(group, error)
             elif len(group) > 1 and not is_locked(error):
                 # All of it was rolled back. One that fails must not take its neighbours with it, and
@@ -254,7 +256,7 @@ class Writer:
                 for half in (group[: len(group) // 2], group[len(group) // 2 :]):
                     for job in half:
                         job.result = job.error = None
-                    self._commit_or_recover(half)
+                    self._commit_or_recover(half, recovered=recovered)
             else:
                 self._fail(group, error)
 
@@ -272,7 +274,7 @@ class Writer:
         self._registered = False
         for job in group:
             job.result = job.error = None
-        self._commit(group)
+        self._commit_or_recover(group, recovered=True)
 
     def _fail(self, group: list[Job], error: BaseException) -> None:
         problem = translated(error, self.path) or error
