@@ -40,6 +40,21 @@ async def test_reads_at_once_share_no_connection_and_one_is_kept_for_the_next(pa
     assert open_connections(path) == 0
 
 
+async def test_a_database_that_takes_the_place_of_another_is_the_one_that_is_read(path: Path) -> None:
+    reader = TokenReader(path)
+    assert reader.read(state_seen) == 0
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+    async with TokenCaptureStore(path) as other:
+        await other.open()
+        with sqlite3.connect(path) as connection:
+            connection.execute("INSERT INTO late_writes VALUES ('rollout', 'call', 'frozen', x'00', 'writer', 0.0)")
+        connection.close()
+    assert reader.read(state_seen) == 1
+    reader.close()
+    assert open_connections(path) == 0
+
+
 async def test_a_read_that_outlasts_the_reader_ends_well_and_leaves_nothing_open(path: Path) -> None:
     reader = TokenReader(path)
 

@@ -15,7 +15,7 @@ from token_id_capture.errors import UnusableDatabaseError
 
 _SUFFIXES: Final = ("", "-wal", "-shm")
 
-_Identity = tuple[int, int] | None
+Identity = tuple[int, int] | None
 
 
 class OpenFiles:
@@ -24,7 +24,7 @@ class OpenFiles:
     def __init__(self, path: Path) -> None:
         """Call it right after the connection was opened."""
         self._path = path
-        self._known: dict[str, _Identity] = {"": _identity(f"{path}")}
+        self._known: dict[str, Identity] = {"": identity(f"{path}")}
 
     def check(self) -> None:
         """Call it within a transaction that has written: all three are there for as long as it lasts.
@@ -33,7 +33,7 @@ class OpenFiles:
             UnusableDatabaseError: one of them is not the file that it was.
         """
         for suffix in _SUFFIXES:
-            found = _identity(f"{self._path}{suffix}")
+            found = identity(f"{self._path}{suffix}")
             if found is None or self._known.setdefault(suffix, found) != found:
                 raise UnusableDatabaseError(
                     f"{self._path}{suffix} was removed or replaced while it was in use, so this write is not "
@@ -41,7 +41,8 @@ class OpenFiles:
                 )
 
 
-def _identity(path: str) -> _Identity:
+def identity(path: str) -> Identity:
+    """What tells the file of this name from another that takes its place; None if there is none."""
     try:
         status = os.stat(path)
     except OSError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from token_id_capture.store import forking
+from token_id_capture.store.open_files import Identity, identity
 from token_id_capture.store.queries import Execute
 from token_id_capture.store.reading import connect, transaction
 
@@ -25,12 +26,13 @@ _Found = TypeVar("_Found")
 class TokenReader:
     """Read-only connections to one database, one of which is kept for the next read.
 
-    A read blocks its thread, and has a connection to itself. Errors are those of the driver.
+    A read blocks its thread, and has a connection to itself. None goes on with a file that was
+    removed or replaced since. Errors are those of the driver.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._kept: sqlite3.Connection | None = None
+        self._kept: tuple[sqlite3.Connection, Identity] | None = None
         self._in_use = 0
         self._closed = False
         # Held across a fork, so that no read begins meanwhile.
@@ -45,9 +47,15 @@ class TokenReader:
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
         """A connection that nobody else uses meanwhile."""
+        # Before it is opened: should it be replaced in between, the next read opens it once more.
+        file = identity(f"{self.path}")
+        connection: sqlite3.Connection | None = None
         with self._turn:
             self._in_use += 1
-            connection, self._kept = self._kept, None
+            if self._kept is not None and self._kept[1] != file:
+                self._close_kept()
+            if self._kept is not None:
+                (connection, _), self._kept = self._kept, None
         try:
             if connection is None:
                 connection = connect(self.path, check_same_thread=False)
@@ -55,8 +63,8 @@ class TokenReader:
         finally:
             with self._turn:
                 self._in_use -= 1
-                if self._kept is None and not self._closed:
-                    self._kept = connection
+                if connection is not None and self._kept is None and not self._closed:
+                    self._kept = connection, file
                 elif connection is not None:
                     connection.close()
 
@@ -77,6 +85,6 @@ class TokenReader:
         self._turn.release()
 
     def _close_kept(self) -> None:
-        connection, self._kept = self._kept, None
-        if connection is not None:
-            connection.close()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept[0].close()
