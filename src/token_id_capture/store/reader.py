@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ class Reader:
         self._engine = reading_engine(path)
         self._open: list[Any] = []
         self._in_use = 0
+        self._first = threading.Lock()
+        self._begun = False
         # Held across a fork, so that no read begins meanwhile.
         self._turn = threading.Lock()
         event.listen(self._engine.sync_engine, "connect", self._opened)
@@ -44,11 +47,24 @@ class Reader:
         with self._turn:
             self._in_use += 1
         try:
+            if not self._begun:
+                await asyncio.to_thread(self._begin)
             async with self._engine.connect() as connection:
                 yield connection
         finally:
             with self._turn:
                 self._in_use -= 1
+
+    def _begin(self) -> None:
+        # SQLAlchemy makes its first connection under a lock of one event loop, and others may come at once.
+        with self._first:
+            if not self._begun:
+                asyncio.run(self._connect_once())
+                self._begun = True
+
+    async def _connect_once(self) -> None:
+        async with self._engine.connect():
+            pass
 
     async def close(self) -> None:
         """Close the connection that is kept."""
