@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TypeAlias, TypeVar
@@ -81,6 +81,15 @@ def local_time(seconds: float | None) -> str:
 def report(message: str) -> None:
     """One line on standard error."""
     print(f"tokcap: {printable(message)}", file=sys.stderr)
+
+
+def show_warnings(say: Callable[[str], object]) -> None:
+    """Have ``say`` tell the warnings of this process from now on, without where in the code they come from."""
+
+    def show(message: Warning | str, *where: object, **more: object) -> None:
+        say(str(message))
+
+    warnings.showwarning = show
 
 
 def fail(message: str, code: int = EXIT_UNUSABLE) -> NoReturn:

@@ -11,12 +11,11 @@ import json
 import logging
 import sys
 import traceback
-import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
-from token_id_capture.cli.common import LogFormat, printable
+from token_id_capture.cli.common import LogFormat, printable, show_warnings
 from token_id_capture.errors import TokenCaptureError
 from token_id_capture.sink import current_capture_context
 
@@ -38,7 +37,8 @@ def log_to_stderr(log_format: LogFormat, *, access_log: bool = False) -> None:
     handler.addFilter(_worth_saying)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO if access_log else logging.WARNING)
-    warnings.showwarning = _log_warning
+    logger = logging.getLogger("token_id_capture")
+    show_warnings(lambda message: logger.warning("%s", message))
 
 
 def announce(message: str, log_format: LogFormat) -> None:
@@ -48,7 +48,7 @@ def announce(message: str, log_format: LogFormat) -> None:
 
 def warn_in_json() -> None:
     """Make JSON objects of warnings from now on: the start of a server warns before its workers log."""
-    warnings.showwarning = _warn_in_json
+    show_warnings(lambda message: print(_json_line(message, logging.WARNING), file=sys.stderr, flush=True))
 
 
 def _json_line(message: str, level: int) -> str:
@@ -118,25 +118,3 @@ def _worth_saying(record: logging.LogRecord) -> bool:
         record.exc_info = None
         return True
     return not message.startswith(_EXPECTED)
-
-
-def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    logging.getLogger("token_id_capture").warning("%s", message)
-
-
-def _warn_in_json(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    print(_json_line(str(message), logging.WARNING), file=sys.stderr, flush=True)

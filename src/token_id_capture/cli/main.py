@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-import warnings
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,7 +28,7 @@ from token_id_capture.cli import (
     vacuum,
     verify,
 )
-from token_id_capture.cli.common import EXIT_INTERRUPTED, EXIT_UNUSABLE, give_up
+from token_id_capture.cli.common import EXIT_INTERRUPTED, EXIT_UNUSABLE, give_up, show_warnings
 from token_id_capture.errors import TokenCaptureError
 
 DEBUG_VARIABLE = "TOKCAP_DEBUG"
@@ -82,7 +81,7 @@ def _options(
 
 def main() -> None:
     """Run ``tokcap``; whatever goes wrong ends in one line, a closed pipe in none."""
-    warnings.showwarning = _show_warning
+    show_warnings(lambda message: print(f"tokcap: warning: {message}", file=sys.stderr))
     # Who starts the program may close its streams (>&-); nothing below has to ask for that.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  open as long as the process
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -119,14 +118,3 @@ def _flush() -> None:
         except KeyboardInterrupt:
             give_up(stream)
             sys.exit(EXIT_INTERRUPTED)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    print(f"tokcap: warning: {message}", file=file or sys.stderr)

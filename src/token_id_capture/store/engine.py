@@ -171,7 +171,7 @@ def translated(error: BaseException, path: Path) -> StoreError | None:
         return UnusableDatabaseError(f"cannot open {path}: {cause.strerror or cause}")
     if not isinstance(cause, sqlite3.Error):
         return None
-    name = getattr(cause, "sqlite_errorname", "") or ""
+    name = _error_name(error)
     if name.startswith("SQLITE_FULL"):
         return StorageFullError(f"no room in {path}: nothing was stored. Free some space, then try again.")
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
@@ -185,11 +185,13 @@ def translated(error: BaseException, path: Path) -> StoreError | None:
 
 def is_input_output_error(error: BaseException) -> bool:
     """Whether SQLite could not say if a commit reached the disk."""
-    cause = getattr(error, "orig", error)
-    return (getattr(cause, "sqlite_errorname", "") or "").startswith("SQLITE_IOERR")
+    return _error_name(error).startswith("SQLITE_IOERR")
 
 
 def is_locked(error: BaseException) -> bool:
     """Whether another program kept the database locked until the patience was over."""
-    cause = getattr(error, "orig", error)
-    return (getattr(cause, "sqlite_errorname", "") or "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    return _error_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _error_name(error: BaseException) -> str:
+    return getattr(getattr(error, "orig", error), "sqlite_errorname", "") or ""

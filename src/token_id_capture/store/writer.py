@@ -28,6 +28,7 @@ from token_id_capture.store.jobs import Batch, Job, JobQueue, Operation, Turns, 
 from token_id_capture.store.open_files import OpenFiles
 from token_id_capture.store.opening import open_for_writing
 from token_id_capture.store.process import ProcessIdentity
+from token_id_capture.store.reading import wal_bytes
 from token_id_capture.store.warnings import PinnedWalWarning, warn
 
 logger = logging.getLogger(__name__)
@@ -254,8 +255,6 @@ class Writer:
                 # All of it was rolled back. One that fails must not take its neighbours with it, and
                 # on a full disk what needs little room, such as a mark, may fit.
                 for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                    for job in half:
-                        job.result = job.error = None
                     self._commit_or_recover(half, recovered=recovered)
             else:
                 self._fail(group, error)
@@ -272,8 +271,6 @@ class Writer:
         if answer != ("ok",):
             raise StoreError(f"{self.path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
         self._registered = False
-        for job in group:
-            job.result = job.error = None
         self._commit_or_recover(group, recovered=True)
 
     def _fail(self, group: list[Job], error: BaseException) -> None:
@@ -282,6 +279,8 @@ class Writer:
             job.result, job.error = None, problem
 
     def _commit(self, group: list[Job]) -> None:
+        for job in group:
+            job.result = job.error = None  # of an attempt that was rolled back
         driver = self._driver()
         driver.execute("BEGIN IMMEDIATE")
         try:
@@ -319,7 +318,7 @@ class Writer:
         return self._driver().execute(statement).fetchone()
 
     def _checkpoint(self, *, idle: bool) -> None:
-        size = self.wal_bytes()
+        size = wal_bytes(self.path)
         if idle or size > TRUNCATE_BYTES:
             if size:
                 with self._gate:
@@ -340,17 +339,10 @@ class Writer:
         self._pinned = bool(busy) or done < pages
         if not self._pinned:
             self._pin_reported = False
-        elif not self._pin_reported and self.wal_bytes() > CHECKPOINT_BYTES:
+        elif not self._pin_reported and wal_bytes(self.path) > CHECKPOINT_BYTES:
             self._pin_reported = True
             warn(
-                f"{self.path}-wal has grown to {self.wal_bytes():,} bytes: a reader pins the WAL. "
+                f"{self.path}-wal has grown to {wal_bytes(self.path):,} bytes: a reader pins the WAL. "
                 "Find the process that keeps a transaction open on this database, and end it.",
                 PinnedWalWarning,
             )
-
-    def wal_bytes(self) -> int:
-        """The size of the write-ahead log in bytes."""
-        try:
-            return os.stat(f"{self.path}-wal").st_size
-        except OSError:
-            return 0
