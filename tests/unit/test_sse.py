@@ -115,5 +115,6 @@ def test_an_event_that_comes_in_many_chunks_takes_time_in_proportion_to_its_leng
         assert len(events) == 1
         return time.process_time() - started
 
-    seconds(100)
-    assert seconds(3_000) < 8 * seconds(1_000)  # nine times if each chunk was copied with all before it
+    # The least of a few: a machine that others use too is slow for moments, never fast.
+    short, long = (min(seconds(chunks) for _ in range(4)) for chunks in (1_000, 3_000))
+    assert long < 8 * short  # nine times if each chunk was copied with all before it
