@@ -14,8 +14,8 @@ import signal
 import socket
 import sys
 
-import token_id_capture.cli.finalizer  # with the store, which nearly every command imports late
 import token_id_capture.cli.main
+import token_id_capture.finalize.batch  # with the store, which nearly every command imports late
 
 
 def serve(requests: socket.socket) -> None:

@@ -38,7 +38,7 @@ from spoken import (
     vllm_spelled,
     vllm_spelled_beside,
 )
-from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.engines import make_engine
 from token_id_capture.testing.replay import Recording, Replayed, replay
 

@@ -49,11 +49,12 @@ class GatewayReply(Ours):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         from token_id_capture import sink
-        from token_id_capture.server import captured, client
+        from token_id_capture.server import call as captured
         from token_id_capture.server.engines import make_engine
         from token_id_capture.server.engines.base import Endpoint
-        from token_id_capture.server.known_texts import KnownTexts
-        from token_id_capture.server.request import CallBody
+        from token_id_capture.server.http import client
+        from token_id_capture.server.wire.prompt_cache import KnownTexts
+        from token_id_capture.server.wire.request import CallBody
 
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(_REQUEST))
         assert body is not None

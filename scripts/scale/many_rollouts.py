@@ -18,8 +18,8 @@ from typing import Final
 
 from scale.templates import STARTED, Shape, write_long_rollout, write_templates
 from token_id_capture import TokenCaptureStore
-from token_id_capture.store.engine import writing_engine
-from token_id_capture.store.gate import Gate
+from token_id_capture.store.file.connections import writing_engine
+from token_id_capture.store.file.lock import Gate
 
 LONG_ROLLOUT: Final = "zz-long"
 SECONDS_APART: Final = 5.0

@@ -20,12 +20,12 @@ from typing import Any, Final
 
 from scale.contention import commands, compare, show
 from token_id_capture import explanation
-from token_id_capture.cli.evidence import stored_rollout
+from token_id_capture.cli.output.evidence import stored_rollout
 from token_id_capture.store import RolloutFilter
-from token_id_capture.store.evidence import read_evidence
-from token_id_capture.store.listing import list_rollouts
-from token_id_capture.store.reading import read_only
-from token_id_capture.store.sql_access import SqlReader, sql_reader
+from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.read.evidence import read_evidence
+from token_id_capture.store.read.listing import list_rollouts
+from token_id_capture.store.read.sql import SqlReader, sql_reader
 
 VIEWS: Final = ("rollout_overview", "kept_evidence", "lost_calls", "late_calls", "call_chain", "call_tokens")
 FILTERS: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from token_id_capture.store.location import DATABASE_NAME
+from token_id_capture.store.file.location import DATABASE_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ def trajectories_for_rollout(
     obstacle. The dict is that of ``trajectories_from_source``.
     """
     from token_id_capture.store import TokenCaptureStore
-    from token_id_capture.store.location import DATABASE_NAME
+    from token_id_capture.store.file.location import DATABASE_NAME
 
     async def build() -> Build | None:
         unknown: Build | None = None
@@ -268,7 +268,7 @@ def clear_token_captures_for_rollouts(
         StoreError: a database cannot be opened or written.
     """
     from token_id_capture.store import TokenCaptureStore
-    from token_id_capture.store.location import DATABASE_NAME
+    from token_id_capture.store.file.location import DATABASE_NAME
 
     databases = [Path(directory) / DATABASE_NAME for directory in token_capture_dirs]
     if not databases:

@@ -17,8 +17,10 @@ from typing import Any, TextIO
 
 from token_id_capture.errors import TokenCaptureError
 from token_id_capture.records import TokenEntry
-from token_id_capture.store import PinnedWalWarning, TokenCaptureStore, engine, writer
-from token_id_capture.store.gate import Gate
+from token_id_capture.store import PinnedWalWarning, TokenCaptureStore
+from token_id_capture.store.file import connections as engine
+from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.write import writer
 
 Say = Callable[[str], None]
 

@@ -11,8 +11,9 @@ import pytest
 from captured import WAITS_FOR_EVER, content, entry, filled, finish, mode_of, one_line, process, put_chain, sql
 
 from commands import RunInstalled, RunTokcap
-from token_id_capture.store import TokenCaptureStore, backup
-from token_id_capture.store.verification import Checked
+from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.maintain import backup
+from token_id_capture.store.maintain.verification import Checked
 
 WRITES_ONE_AFTER_THE_OTHER = """
 number = 0

@@ -20,8 +20,8 @@ from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.explanation.remedies import REMEDIES, SENTENCES
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.evidence import read_evidence
-from token_id_capture.store.reading import read_only
+from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.read.evidence import read_evidence
 
 WORDS = ["<s>", "th", "e", "the", " c", "at", " ca", "t", " sat", " ran", " on", " mat", " dog"]
 ID_OF = {word: number for number, word in enumerate(WORDS)}

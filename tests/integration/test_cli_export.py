@@ -19,9 +19,9 @@ from many_rollouts import database_with
 from pyarrow import parquet
 
 from commands import TOKCAP, RunTokcap, clean_environment
-from token_id_capture.cli.output_file import UnusableOutputError, whole_file
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.delivery import retire_rollout_token_capture
+from token_id_capture.finalize.output_file import UnusableOutputError, whole_file
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 

@@ -17,8 +17,8 @@ from many_rollouts import database_with
 from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import RolloutFilter, TokenCaptureStore
-from token_id_capture.store.listing import list_rollouts
-from token_id_capture.store.reading import read_only
+from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.read.listing import list_rollouts
 
 DAY = 86_400.0
 

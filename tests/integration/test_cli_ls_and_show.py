@@ -17,7 +17,7 @@ from commands import TOKCAP, RunInstalled, RunTokcap
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.engine import create_file
+from token_id_capture.store.file.connections import create_file
 
 
 def entry(rollout_id: str, call: str, prompt: list[int], generation: list[int]) -> TokenEntry:

@@ -24,7 +24,7 @@ from commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.errors import StatementError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.sql_access import sql_reader
+from token_id_capture.store.read.sql import sql_reader
 
 ENDLESS = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) "
 TOKENS = [4, 2**32 - 1]

@@ -17,8 +17,8 @@ from aiohttp import web
 from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
 from replay import Gateway, gateway, stream, until
 
-from token_id_capture.server.metrics import OUTCOMES
-from token_id_capture.server.readiness import Readiness
+from token_id_capture.server.http.metrics import OUTCOMES
+from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.store import TokenCaptureStore
 
 KEY = "gate-key-5f1e"

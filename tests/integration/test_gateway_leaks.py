@@ -22,7 +22,7 @@ import served
 from replay import serving, until
 
 from token_id_capture.server.app import create_app
-from token_id_capture.server.request import Streaming
+from token_id_capture.server.wire.request import Streaming
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.engine import BrokenReply, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.serving import serve_engine

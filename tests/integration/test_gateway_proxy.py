@@ -16,7 +16,7 @@ from replay import Gateway, Recording, gateway, replay_engine, serving, stream
 
 from token_id_capture.errors import ConfigurationError, UnknownRolloutError
 from token_id_capture.server.app import create_app
-from token_id_capture.server.upstream import parse_upstream
+from token_id_capture.server.http.upstream import parse_upstream
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.revision import HEAD_REVISION
+from token_id_capture.store.file.revision import HEAD_REVISION
 
 FOLDER = Path(__file__).parents[1] / "data" / "databases"
 

@@ -11,8 +11,8 @@ from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.revision import HEAD_REVISION, file_revision
-from token_id_capture.store.verification import Checked, verify
+from token_id_capture.store.file.revision import HEAD_REVISION, file_revision
+from token_id_capture.store.maintain.verification import Checked, verify
 
 REVISIONS = sorted(path.name.removesuffix(".db.gz") for path in FOLDER.iterdir())
 

@@ -19,8 +19,8 @@ from sqlalchemy import create_engine
 
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.migrate import migrations_directory
-from token_id_capture.store.revision import APPLICATION_ID, HEAD_REVISION
+from token_id_capture.store.file.migrate import migrations_directory
+from token_id_capture.store.file.revision import APPLICATION_ID, HEAD_REVISION
 from token_id_capture.store.schema import metadata
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from token_id_capture.cli.diagnosis import Diagnosis, diagnose
-from token_id_capture.store.health import FileHealth, Health, ProcessHealth, RolloutHealth
-from token_id_capture.store.liveness import Liveness
+from token_id_capture.cli.output.diagnosis import Diagnosis, diagnose
+from token_id_capture.store.maintain.health import FileHealth, Health, ProcessHealth, RolloutHealth
+from token_id_capture.store.maintain.liveness import Liveness
 
 HEALTHY = FileHealth(
     path="/captures.db",

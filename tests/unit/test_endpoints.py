@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from token_id_capture.server.endpoints import Kind, expected_choices, kind_of
 from token_id_capture.server.engines.base import Endpoint
+from token_id_capture.server.wire.endpoints import Kind, expected_choices, kind_of
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"])

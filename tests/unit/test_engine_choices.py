@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from spoken import Spoken, usage_chunk, vllm_completion
-from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.call import CaptureOptions
 from ways import WAYS, parts, replayed
 
 

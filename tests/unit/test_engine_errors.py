@@ -13,8 +13,9 @@ from sqlalchemy.exc import OperationalError
 
 from token_id_capture import errors
 from token_id_capture.records import TokenEntry
-from token_id_capture.store import TokenCaptureStore, engine
-from token_id_capture.store.engine import has_wal_reset_bug, is_input_output_error, translated
+from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.file import connections as engine
+from token_id_capture.store.file.connections import has_wal_reset_bug, is_input_output_error, translated
 
 ENTRY = TokenEntry(
     rollout_id="first",

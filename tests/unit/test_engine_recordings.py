@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import DeltaReader, Endpoint
 from token_id_capture.server.engines.vllm import VllmEngine

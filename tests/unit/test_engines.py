@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spoken import Spoken, vllm_spelled
-from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.call import CaptureOptions
+from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Endpoint
 from token_id_capture.server.gateway import Gateway
-from token_id_capture.server.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.middleware import TokenCaptureMiddleware
-from token_id_capture.server.request import CallBody
+from token_id_capture.server.wire.request import CallBody
 from token_id_capture.testing.replay import (
     RecordedEngine,
     Recording,

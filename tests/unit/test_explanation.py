@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token_id_capture import reasons
-from token_id_capture.cli.call_lines import tree_lines, tree_rows
+from token_id_capture.cli.output.tree_text import tree_lines, tree_rows
 from token_id_capture.explanation import (
     Cause,
     Decode,

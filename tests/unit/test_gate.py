@@ -13,7 +13,7 @@ import pytest
 
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.gate import Gate
+from token_id_capture.store.file.lock import Gate
 
 
 class Visitor(threading.Thread):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from token_id_capture.cli.settings import GatewaySettings, header_names
-from token_id_capture.server.entries import SESSION_HEADERS
+from token_id_capture.server.settings import GatewaySettings, header_names
+from token_id_capture.server.wire.entries import SESSION_HEADERS
 
 
 def settings(**values: object) -> GatewaySettings:

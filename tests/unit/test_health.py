@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from token_id_capture.store import TokenCaptureStore, health
-from token_id_capture.store.reading import read_only
+from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.maintain import health
 
 STATEMENTS = [name for name, value in vars(health).items() if isinstance(value, str) and "SELECT" in value.upper()
               and name.startswith("_") and name.isupper()]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_id_capture.server.json_splice import EVERY, Hidden, Splicer, set_members
+from token_id_capture.server.text.json_splice import EVERY, Hidden, Splicer, set_members
 
 NAMES = ("choices", "token_ids", "logprobs", "delta", "message", "a", 'x"token_ids":1', "é", "*")
 LEAVES = st.one_of(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from token_id_capture.cli.keys import check_key_file, read_key
+from token_id_capture.cli.serving.keys import check_key_file, read_key
 from token_id_capture.errors import ConfigurationError
 
 

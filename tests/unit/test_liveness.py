@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from token_id_capture.store.liveness import Liveness, liveness_of
-from token_id_capture.store.process import ProcessIdentity, boot_id
+from token_id_capture.store.maintain.liveness import Liveness, liveness_of
+from token_id_capture.store.write.process import ProcessIdentity, boot_id
 
 
 def of(identity: ProcessIdentity, **changes: object) -> Liveness:

@@ -12,8 +12,9 @@ import pytest
 
 from token_id_capture.errors import StorageFullError, UnsupportedFileSystemError, UnusableDatabaseError
 from token_id_capture.records import TokenEntry
-from token_id_capture.store import TokenCaptureStore, VolatileStorageWarning, location
-from token_id_capture.store.location import check_file_system, database_path, file_system_of
+from token_id_capture.store import TokenCaptureStore, VolatileStorageWarning
+from token_id_capture.store.file import location
+from token_id_capture.store.file.location import check_file_system, database_path, file_system_of
 
 MOUNTS = """\
 22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_id_capture.server.messages import MessageMerger, message_item
+from token_id_capture.server.wire.messages import MessageMerger, message_item
 
 TEXT = st.text(max_size=12)
 CALLS = st.lists(

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from token_id_capture.server.engines.base import Endpoint, PackedLogProbs
 from token_id_capture.server.engines.vllm import VllmEngine
-from token_id_capture.server.entries import CapturedRequest, NotCapturableError, entries_from
-from token_id_capture.server.known_texts import KnownTexts
-from token_id_capture.server.reply_body import BodyReader, ReplyBody
-from token_id_capture.server.served import read_reply
-from token_id_capture.server.sse import EventParser
-from token_id_capture.server.view import client_view
+from token_id_capture.server.text.sse import EventParser
+from token_id_capture.server.wire.entries import CapturedRequest, NotCapturableError, entries_from
+from token_id_capture.server.wire.fast_parse import BodyReader, ReplyBody
+from token_id_capture.server.wire.prompt_cache import KnownTexts
+from token_id_capture.server.wire.redaction import client_view
+from token_id_capture.server.wire.response import read_reply
 from token_id_capture.sink import CaptureContext
 from token_id_capture.tokens import TokenIds
 

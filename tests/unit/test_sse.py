@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_id_capture.server.sse import Event, EventParser
+from token_id_capture.server.text.sse import Event, EventParser
 
 LINE_ENDS = (b"\n", b"\r\n", b"\r")
 

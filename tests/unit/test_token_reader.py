@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.queries import Execute
-from token_id_capture.store.token_reader import TokenReader
+from token_id_capture.store.read.queries import Execute
+from token_id_capture.store.read.token_connections import TokenReader
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_id_capture.cli.units import parse_duration, plural, show_bytes, show_duration
+from token_id_capture.cli.output.units import parse_duration, plural, show_bytes, show_duration
 
 
 @pytest.mark.parametrize(

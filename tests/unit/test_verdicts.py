@@ -11,11 +11,12 @@ import pytest
 
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
-from token_id_capture.store import RolloutFilter, TokenCaptureStore, history
-from token_id_capture.store.evidence import read_evidence
-from token_id_capture.store.health import examine
-from token_id_capture.store.pruning import find_old
-from token_id_capture.store.reading import read_only
+from token_id_capture.store import RolloutFilter, TokenCaptureStore
+from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.maintain.health import examine
+from token_id_capture.store.maintain.pruning import find_old
+from token_id_capture.store.read import history
+from token_id_capture.store.read.evidence import read_evidence
 
 
 @pytest.fixture

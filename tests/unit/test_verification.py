@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.codec import pack, stored_payload_digest
-from token_id_capture.store.verification import Checked, Damage, verify
+from token_id_capture.store.maintain.verification import Checked, Damage, verify
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=6)
 json_values = st.recursive(

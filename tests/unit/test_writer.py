@@ -21,8 +21,8 @@ from token_id_capture.errors import (
 )
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.jobs import Batch, Job
-from token_id_capture.store.writer import Writer
+from token_id_capture.store.write.queue import Batch, Job
+from token_id_capture.store.write.writer import Writer
 
 
 def entry(model_call_id: str, tokens: int = 4, rollout_id: str = "first") -> TokenEntry:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from token_id_capture.records import TokenEntry
-from token_id_capture.store import PinnedWalWarning, TokenCaptureStore, writer
+from token_id_capture.store import PinnedWalWarning, TokenCaptureStore
+from token_id_capture.store.write import writer
 
 
 def entry(model_call_id: str, tokens: int = 4) -> TokenEntry:

@@ -11,7 +11,7 @@ import pytest
 from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.gate import Gate
+from token_id_capture.store.file.lock import Gate
 
 
 def entry(model_call_id: str) -> TokenEntry:

@@ -17,9 +17,9 @@ from sqlalchemy.dialects.sqlite import insert
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.codec import pack
-from token_id_capture.store.jobs import Batch, Job, Turns
-from token_id_capture.store.recent import RecentSequences
-from token_id_capture.store.statements import Statement
+from token_id_capture.store.write.prefix_cache import RecentSequences
+from token_id_capture.store.write.queue import Batch, Job, Turns
+from token_id_capture.store.write.statements import Statement
 from token_id_capture.tokens import TokenIds
 
 

@@ -14,7 +14,7 @@ from datasette.plugins import pm
 
 from token_id_capture.browse import plugin
 from token_id_capture.browse.queries import describe_database
-from token_id_capture.store.reading import connect
+from token_id_capture.store.file.read_only import connect
 
 DATABASE: Final = "captures"
 """The name of the database in the addresses of the pages, whatever the file is called."""

@@ -10,11 +10,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from token_id_capture.cli import (
+from token_id_capture.cli import demo
+from token_id_capture.cli.commands import (
     backup,
     browse,
     check,
-    demo,
     doctor,
     explain,
     export,
@@ -28,7 +28,7 @@ from token_id_capture.cli import (
     vacuum,
     verify,
 )
-from token_id_capture.cli.common import EXIT_INTERRUPTED, EXIT_UNUSABLE, give_up, show_warnings
+from token_id_capture.cli.options import EXIT_INTERRUPTED, EXIT_UNUSABLE, give_up, show_warnings
 from token_id_capture.errors import TokenCaptureError
 
 DEBUG_VARIABLE = "TOKCAP_DEBUG"

@@ -8,7 +8,7 @@ not continue the history, as facts), ``causes`` (what that looks like), ``wordin
 
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import Cause, Suspicion, suspect
-from token_id_capture.explanation.departures import Decode, Departure, Span, departing, find_departure
+from token_id_capture.explanation.divergences import Decode, Departure, Span, departing, find_departure
 from token_id_capture.explanation.explain import Explanation, Finding, explain
 from token_id_capture.explanation.stored import AsItStands, Flag, OpenCall, Recorded, StoredRollout
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from token_id_capture.explanation.departures import SHORT_SPAN, Departure
+from token_id_capture.explanation.divergences import SHORT_SPAN, Departure
 
 # A conversation that shares less than this part of a first prompt does not share its system prompt.
 _OWN_SYSTEM_PROMPT: Final = 0.15

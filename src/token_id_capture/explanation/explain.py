@@ -16,7 +16,7 @@ from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.errors import TokenCaptureError
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
-from token_id_capture.explanation.departures import Decode, Departure, find_departure
+from token_id_capture.explanation.divergences import Decode, Departure, find_departure
 from token_id_capture.explanation.remedies import (
     CALLED_AND_LOST,
     CALLED_AND_REFUSED,

@@ -7,7 +7,7 @@ from typing import Final
 
 from token_id_capture.explanation.call_tree import PlacedCall
 from token_id_capture.explanation.causes import Cause, Suspicion
-from token_id_capture.explanation.departures import Departure
+from token_id_capture.explanation.divergences import Departure
 
 Name = Callable[[PlacedCall], str]
 """What a call is called in the middle of a sentence."""

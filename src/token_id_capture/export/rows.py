@@ -10,7 +10,7 @@ from token_id_capture.consumer import MASK_SAMPLE_KEY, Build, trajectories_from_
 from token_id_capture.explanation.stored import AsItStands
 
 if TYPE_CHECKING:
-    from token_id_capture.store.evidence import Evidence
+    from token_id_capture.store.read.evidence import Evidence
 
 Row = dict[str, Any]
 

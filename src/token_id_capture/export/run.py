@@ -12,7 +12,7 @@ from typing import Protocol
 from token_id_capture.errors import TokenCaptureError, UnknownRolloutError
 from token_id_capture.export.record_fields import RecordFields
 from token_id_capture.export.rows import Row, call_rows, trajectory_build, trajectory_row, why_masked
-from token_id_capture.store.evidence import Evidence, count_rollouts, read_evidence, rollout_ids
+from token_id_capture.store.read.evidence import Evidence, count_rollouts, read_evidence, rollout_ids
 
 
 class RowWriter(Protocol):

@@ -11,7 +11,7 @@ from token_id_capture.explanation.remedies import SENTENCES
 from token_id_capture.report.charts import BarChart, Slots, draw_bars, short_number
 
 if TYPE_CHECKING:
-    from token_id_capture.store.history import FlagCount, KeptEvidence, OutcomeCount
+    from token_id_capture.store.read.history import FlagCount, KeptEvidence, OutcomeCount
 
 OUTCOMES: Final = ("delivered", "masked", "failed")
 

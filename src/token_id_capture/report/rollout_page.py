@@ -14,8 +14,8 @@ from token_id_capture.report.token_data import TokenData, token_data
 from token_id_capture.report.tree_drawing import ROLES, TreeDrawing, draw_tree
 
 if TYPE_CHECKING:
-    from token_id_capture.store.evidence import Evidence
-    from token_id_capture.store.summaries import FlagSummary
+    from token_id_capture.store.read.evidence import Evidence
+    from token_id_capture.store.read.summaries import FlagSummary
 
 _EXCERPT: Final = 200
 

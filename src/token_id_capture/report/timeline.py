@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from token_id_capture.explanation.call_tree import CallTree
-    from token_id_capture.store.evidence import Evidence
+    from token_id_capture.store.read.evidence import Evidence
 
 _TICKS: Final = 5
 

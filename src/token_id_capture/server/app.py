@@ -8,21 +8,21 @@ from typing import Protocol, runtime_checkable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink
-from token_id_capture.server.access import ApiKeyMiddleware
-from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine, keeps_connections
-from token_id_capture.server.entries import SESSION_HEADERS
 from token_id_capture.server.gateway import Gateway
-from token_id_capture.server.in_flight import CallsInFlight
-from token_id_capture.server.metered import MeteredSink
-from token_id_capture.server.metrics import GatewayMetrics
+from token_id_capture.server.http.admin import PROBE_PATHS, Operations
+from token_id_capture.server.http.auth import ApiKeyMiddleware
+from token_id_capture.server.http.limits import CallsInFlight
+from token_id_capture.server.http.metered import MeteredSink
+from token_id_capture.server.http.metrics import GatewayMetrics
+from token_id_capture.server.http.monitor import Monitor
+from token_id_capture.server.http.readiness import Readiness
+from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.middleware import TokenCaptureMiddleware
-from token_id_capture.server.monitor import Monitor
-from token_id_capture.server.operations import PROBE_PATHS, Operations
-from token_id_capture.server.readiness import Readiness
-from token_id_capture.server.request import Streaming
-from token_id_capture.server.upstream import Upstream
+from token_id_capture.server.wire.entries import SESSION_HEADERS
+from token_id_capture.server.wire.request import Streaming
 
 
 def create_app(

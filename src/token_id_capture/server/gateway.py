@@ -11,15 +11,21 @@ from starlette.types import Receive, Scope, Send
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
-from token_id_capture.server.captured import CapturedCall, CaptureOptions
-from token_id_capture.server.client import BodyTooLargeError, Client, ClientGoneError, ClientStalledError, HangUpLimit
-from token_id_capture.server.endpoints import Kind, kind_of
+from token_id_capture.server.call import CapturedCall, CaptureOptions
 from token_id_capture.server.engines.base import Engine
-from token_id_capture.server.exchange import Exchanges, Reply, redirection
-from token_id_capture.server.known_texts import KnownTexts
-from token_id_capture.server.replies import refuse_websocket, wants_websocket
-from token_id_capture.server.request import CallBody
-from token_id_capture.server.upstream import UpstreamError
+from token_id_capture.server.http.client import (
+    BodyTooLargeError,
+    Client,
+    ClientGoneError,
+    ClientStalledError,
+    HangUpLimit,
+)
+from token_id_capture.server.http.errors import refuse_websocket, wants_websocket
+from token_id_capture.server.http.exchange import Exchanges, Reply, redirection
+from token_id_capture.server.http.upstream import UpstreamError
+from token_id_capture.server.wire.endpoints import Kind, kind_of
+from token_id_capture.server.wire.prompt_cache import KnownTexts
+from token_id_capture.server.wire.request import CallBody
 from token_id_capture.sink import (
     current_capture_context,
     mark_current_call,

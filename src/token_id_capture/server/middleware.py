@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink, installed_token_sink
 from token_id_capture.records import validate_rollout_id
-from token_id_capture.server.replies import refuse_websocket, reply_error, wants_websocket
+from token_id_capture.server.http.errors import refuse_websocket, reply_error, wants_websocket
 from token_id_capture.sink import CaptureContext, reset_token_sink, set_token_sink
 
 ROLLOUT_PREFIX: Final = "/ng-rollout"

@@ -15,15 +15,15 @@ from typing import Any, Final
 import orjson
 
 from token_id_capture import reasons
-from token_id_capture.server.client import Client, HangUpLimit
 from token_id_capture.server.engines.base import Reader
-from token_id_capture.server.exchange import Reply
-from token_id_capture.server.reply_body import ReplyBody
-from token_id_capture.server.request import CallBody
-from token_id_capture.server.served import ServedReply, StreamMerger
-from token_id_capture.server.sse import DONE, Event, EventParser
-from token_id_capture.server.upstream import UpstreamError
-from token_id_capture.server.view import ClientView, is_usage_only
+from token_id_capture.server.http.client import Client, HangUpLimit
+from token_id_capture.server.http.exchange import Reply
+from token_id_capture.server.http.upstream import UpstreamError
+from token_id_capture.server.text.sse import DONE, Event, EventParser
+from token_id_capture.server.wire.fast_parse import ReplyBody
+from token_id_capture.server.wire.redaction import ClientView, is_usage_only
+from token_id_capture.server.wire.request import CallBody
+from token_id_capture.server.wire.response import ServedReply, StreamMerger
 from token_id_capture.sink import mark_current_call
 
 _logger = logging.getLogger(__name__)

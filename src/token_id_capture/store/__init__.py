@@ -10,9 +10,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from token_id_capture.store.listing import RolloutFilter
-from token_id_capture.store.location import DATABASE_NAME
-from token_id_capture.store.summaries import (
+from token_id_capture.store.file.location import DATABASE_NAME
+from token_id_capture.store.file.warnings import (
+    PinnedWalWarning,
+    StoreWarning,
+    VolatileStorageWarning,
+    WalResetBugWarning,
+)
+from token_id_capture.store.read.listing import RolloutFilter
+from token_id_capture.store.read.summaries import (
     CallSummary,
     FlagSummary,
     IntentSummary,
@@ -20,12 +26,6 @@ from token_id_capture.store.summaries import (
     OutcomeSummary,
     RolloutDetail,
     RolloutSummary,
-)
-from token_id_capture.store.warnings import (
-    PinnedWalWarning,
-    StoreWarning,
-    VolatileStorageWarning,
-    WalResetBugWarning,
 )
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from sqlalchemy import (
     text,
 )
 
-from token_id_capture.store.verdicts import FORBIDS_TRAINING
+from token_id_capture.store.outcome_order import FORBIDS_TRAINING
 
 metadata = MetaData()
 

@@ -20,20 +20,23 @@ from token_id_capture import reasons
 from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry, validate_rollout_id
-from token_id_capture.store import forking, listing, queries, retirement, snapshot, writes
 from token_id_capture.store.codec import pack, unpack_rollout
-from token_id_capture.store.engine import translated
-from token_id_capture.store.jobs import Batch, Job, Operation, one_by_one
-from token_id_capture.store.listing import EVERY_ROLLOUT, RolloutFilter
-from token_id_capture.store.location import database_path, missing
-from token_id_capture.store.probe import probe
-from token_id_capture.store.reader import Reader
-from token_id_capture.store.reading import wal_bytes
-from token_id_capture.store.recent import RecentSequences
-from token_id_capture.store.revision import HEAD_REVISION, file_revision, refuse_newer
-from token_id_capture.store.summaries import RolloutDetail, RolloutSummary
-from token_id_capture.store.token_reader import TokenReader
-from token_id_capture.store.writer import FREE_SPACE_FLOOR, Limits, Writer
+from token_id_capture.store.file import forking
+from token_id_capture.store.file.connections import translated
+from token_id_capture.store.file.location import database_path, missing
+from token_id_capture.store.file.read_only import wal_bytes
+from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
+from token_id_capture.store.read import listing, queries
+from token_id_capture.store.read.connections import Reader
+from token_id_capture.store.read.listing import EVERY_ROLLOUT, RolloutFilter
+from token_id_capture.store.read.summaries import RolloutDetail, RolloutSummary
+from token_id_capture.store.read.token_connections import TokenReader
+from token_id_capture.store.write import entries as writes
+from token_id_capture.store.write import retirement, snapshot
+from token_id_capture.store.write.prefix_cache import RecentSequences
+from token_id_capture.store.write.probe import probe
+from token_id_capture.store.write.queue import Batch, Job, Operation, one_by_one
+from token_id_capture.store.write.writer import FREE_SPACE_FLOOR, Limits, Writer
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
 _FREEZE: Final = one_by_one(snapshot.freeze)

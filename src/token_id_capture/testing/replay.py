@@ -29,13 +29,13 @@ import orjson
 from starlette.types import Scope
 
 from token_id_capture.records import TokenEntry
-from token_id_capture.server.captured import CaptureOptions
+from token_id_capture.server.call import CaptureOptions
+from token_id_capture.server.check.in_memory import MemoryReply, MemorySink, call_in_memory
 from token_id_capture.server.engines.base import Endpoint, Engine
-from token_id_capture.server.exchange import Reply
 from token_id_capture.server.gateway import Gateway
-from token_id_capture.server.in_memory import MemoryReply, MemorySink, call_in_memory
+from token_id_capture.server.http.exchange import Reply
+from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.middleware import TokenCaptureMiddleware
-from token_id_capture.server.upstream import RawHeaders, UpstreamError
 
 Cut: TypeAlias = Callable[[bytes], Iterable[bytes]]
 """How a payload is divided into the chunks that arrive."""

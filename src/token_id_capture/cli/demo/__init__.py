@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.common import EXIT_PARTIAL, JsonOption, fail, print_json, report
+from token_id_capture.cli.options import EXIT_PARTIAL, JsonOption, fail, print_json, report
 
 
 def demo(

@@ -22,7 +22,7 @@ from token_id_capture.cli.demo.stories import (
     Story,
     run_tool,
 )
-from token_id_capture.cli.progress import Show
+from token_id_capture.cli.output.progress import Show
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.agent import Answer, BrokenCallError, CallRefusedError, ChatAgent, NotConnectedError
 

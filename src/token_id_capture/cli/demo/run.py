@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from token_id_capture.cli.demo.processes import DemoFailedError, run_tokcap, running_engine, running_gateway
 from token_id_capture.cli.demo.stories import HELD_TEXT, MODEL, POLICY_SEED
 from token_id_capture.cli.demo.summary import Report
-from token_id_capture.cli.progress import Show, progress_bar
+from token_id_capture.cli.output.progress import Show, progress_bar
 from token_id_capture.testing.policy import Policy
 
 if TYPE_CHECKING:

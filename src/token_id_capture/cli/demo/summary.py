@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from token_id_capture.cli.tables import print_table
+from token_id_capture.cli.output.tables import print_table
 from token_id_capture.reasons import BUILD_REASONS
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from token_id_capture.server.engines.base import OPENAI_PATHS, ChoiceTokens, Endpoint, Engine, Reader
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 
 
 class AutoEngine:

@@ -18,7 +18,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 from token_id_capture.tokens import LogProbs, TokenIds
 
 

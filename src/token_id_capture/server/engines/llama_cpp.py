@@ -35,7 +35,7 @@ from token_id_capture.server.engines.base import (
     is_token_list,
 )
 from token_id_capture.server.engines.vllm import read_log_probs
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 
 # Of a chat request, what says how to answer; the rest says what to ask.
 _NOT_OF_THE_PROMPT: Final = frozenset({"stream", "stream_options", "logprobs", "top_logprobs", "n_probs"})

@@ -22,7 +22,7 @@ from token_id_capture.server.engines.base import (
     choices_of,
     unwrapped,
 )
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 
 _CARRIERS: Final = ("message", "delta")
 

@@ -29,7 +29,7 @@ from token_id_capture.server.engines.base import (
 )
 from token_id_capture.server.engines.sglang_generate import GenerateReader, hidden_in_generate, read_pairs
 from token_id_capture.server.engines.vllm import read_log_probs
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 
 _WHOLE_CHAT: Final = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
 _STREAMED_CHAT: Final = ("return_input_ids_in_sglext", "return_output_ids_in_sglext")

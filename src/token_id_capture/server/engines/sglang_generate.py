@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from token_id_capture.server.engines.base import ChoiceTokens, array, is_token_list
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 
 # What return_logprob adds to meta_info.
 _LOG_PROB_MEMBERS: Final = (

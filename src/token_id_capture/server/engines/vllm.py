@@ -30,7 +30,7 @@ from token_id_capture.server.engines.base import (
     is_token_list,
     unwrapped,
 )
-from token_id_capture.server.json_splice import Hidden
+from token_id_capture.server.text.json_splice import Hidden
 from token_id_capture.tokens import TokenIds
 
 _REASONING: Final = ("reasoning", "reasoning_content")

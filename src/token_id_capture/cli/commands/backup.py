@@ -1,0 +1,40 @@
+"""``tokcap backup``: a consistent copy, while others write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from token_id_capture.cli.commands.verify import checked_in_words
+from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseOption, printable, report
+from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.units import plural, show_bytes
+
+
+def backup(
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="The new file; what is there is never replaced.")],
+    database: DatabaseOption,
+) -> None:
+    """Copy a database to a new file while others go on writing.
+
+    The copy is one consistent state, without free pages. It gets its name only when it is whole and on disk, is
+    readable by its owner alone, and is verified as tokcap verify does. It is a capture database like any other:
+    to restore it, stop the writers and put it in place of the old file and its -wal. Exit code 1: the copy is
+    made, and calls in it, as in the original, are damaged; 2: there is no copy.
+    """
+    from token_id_capture.store.maintain.backup import back_up
+    from token_id_capture.store.maintain.verification import Checked
+
+    checked = Checked()
+    with progress_bar() as show:
+        damages = back_up(database_file(database), Path(os.path.abspath(destination)), checked, show)
+    for damage in damages:
+        print(printable(str(damage)))
+    verdict = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"
+    report(f"copied {show_bytes(destination.stat().st_size)} to {destination}; {checked_in_words(checked)}: {verdict}")
+    if damages:
+        raise typer.Exit(EXIT_PARTIAL)

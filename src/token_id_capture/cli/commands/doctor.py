@@ -1,0 +1,138 @@
+"""``tokcap doctor``: what a crash or a long run left behind, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from token_id_capture.cli.options import (
+    EXIT_PARTIAL,
+    DatabaseOption,
+    JsonOption,
+    local_time,
+    print_json,
+    printable,
+)
+from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.tables import print_table
+from token_id_capture.cli.output.units import show_bytes, show_duration
+
+if TYPE_CHECKING:
+    from token_id_capture.cli.output.diagnosis import Diagnosis
+    from token_id_capture.store.maintain.health import Health
+
+_MOST_ROWS = 20
+
+
+def doctor(
+    database: DatabaseOption,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Check the structure of the file, which reads it once.")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Explain what a crash or a long run left behind.
+
+    Which processes died and which calls they lost, what still waits to be finalized or retired, what is kept
+    as evidence, and how the file is. Reads only, also while others write. Exit code 0: nothing needs you;
+    1: there are findings; 2: the file cannot be used.
+    """
+    from token_id_capture.cli.output.diagnosis import diagnose
+    from token_id_capture.store.maintain.health import examine
+
+    health = examine(database_file(database), check_structure=check)
+    diagnosis = diagnose(health)
+    if json:
+        print_json({"findings": diagnosis.findings, "notes": diagnosis.notes, **_facts(health)})
+    else:
+        _print(health, diagnosis)
+    if diagnosis.findings:
+        raise typer.Exit(EXIT_PARTIAL)
+
+
+def _facts(health: Health) -> dict[str, object]:
+    return {
+        "file": health.file,
+        "processes": health.processes,
+        "open_calls": health.open_calls,
+        "rollouts": health.rollouts,
+    }
+
+
+def _print(health: Health, diagnosis: Diagnosis) -> None:
+    for line in _summary(health):
+        print(printable(line))
+    _print_calls(health)
+    _print_processes(health)
+    for title, sentences in (("needs you", diagnosis.findings), ("good to know", diagnosis.notes)):
+        if sentences:
+            print(f"\n{title}")
+        for sentence in sentences:
+            print(f"- {printable(sentence)}")
+    if not diagnosis.findings:
+        print("\nnothing needs you")
+
+
+def _summary(health: Health) -> list[str]:
+    file, states = health.file, health.rollouts.by_state
+    counts = [f"{states.get(state, 0):,} {state}" for state in ("open", "frozen", "retired")]
+    alive = sum(process.liveness == "alive" for process in health.processes)
+    damage = file.structure_damage
+    structure = "not checked" if damage is None else "damaged" if damage else "sound"
+    return [
+        f"database   {file.path}",
+        f"file       {show_bytes(file.size)}, {show_bytes(file.free_size)} of it free; WAL {show_bytes(file.wal_size)}",
+        f"           mode {file.mode}, on {file.file_system or 'an unknown file system'}, "
+        f"schema {file.schema_revision}, SQLite {file.sqlite_version}",
+        f"structure  {structure}",
+        f"rollouts   {', '.join(counts)}",
+        f"processes  {alive:,} alive, {len(health.processes) - alive:,} gone or elsewhere",
+    ]
+
+
+def _print_calls(health: Health) -> None:
+    calls = [call for call in health.open_calls if call.fate not in ("in_flight", "failed")]
+    if not calls:
+        return
+    rows = [
+        (
+            call.rollout_id,
+            call.model_call_id,
+            call.fate,
+            local_time(call.begun_at),
+            call.pid,
+            call.host,
+            call.outcome or call.rollout_state,
+        )
+        for call in calls[:_MOST_ROWS]
+    ]
+    print("\ncalls without tokens")
+    print_table(("rollout", "call", "fate", "begun", "by process", "on host", "rollout is"), rows)
+    _print_rest(len(calls))
+
+
+def _print_processes(health: Health) -> None:
+    blamed = {call.writer_id for call in health.open_calls}
+    processes = [one for one in health.processes if one.writer_id in blamed or one.liveness == "alive"]
+    if not processes:
+        return
+    rows = [
+        (
+            one.pid,
+            one.host,
+            one.liveness,
+            local_time(one.started_at),
+            f"{show_duration(health.examined_at - one.last_seen_at)} ago",
+            sum(call.writer_id == one.writer_id for call in health.open_calls),
+        )
+        for one in processes[:_MOST_ROWS]
+    ]
+    print("\nprocesses")
+    print_table(("process", "host", "is", "started", "last seen", "open calls"), rows)
+    _print_rest(len(processes))
+
+
+def _print_rest(count: int) -> None:
+    if count > _MOST_ROWS:
+        print(f"and {count - _MOST_ROWS:,} more; --json lists them all")

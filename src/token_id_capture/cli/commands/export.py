@@ -1,0 +1,222 @@
+"""``tokcap export``: captured sequences for other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
+
+import typer
+
+from token_id_capture.cli.options import (
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    DatabaseOption,
+    JsonOption,
+    fail,
+    let_others_go_first,
+    output_stream,
+    print_json,
+    report,
+    run,
+)
+from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.progress import Show, progress_bar
+from token_id_capture.cli.output.units import plural
+from token_id_capture.finalize.output_file import whole_file
+
+if TYPE_CHECKING:
+    from token_id_capture.export.columns import Column
+    from token_id_capture.export.record_fields import RecordFields
+    from token_id_capture.export.run import Exported
+
+STDOUT = Path("-")
+_LISTED_DAMAGES = 20
+
+
+class FileFormat(StrEnum):
+    """What the output looks like."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of the command."""
+
+    database: str
+    output: Path
+    file_format: FileFormat
+    per_request: bool
+    include_open: bool
+
+
+def export(
+    database: DatabaseOption,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PATH", help="The new file; - writes JSON lines to a pipe.")
+    ],
+    file_format: Annotated[
+        FileFormat | None, typer.Option("--format", help="By default what the name of the output ends in.")
+    ] = None,
+    per_request: Annotated[
+        bool, typer.Option("--per-request", help="Each call as a sequence of its own, of masked rollouts too.")
+    ] = False,
+    include_open: Annotated[
+        bool, typer.Option("--include-open", help="Also rollouts that are not frozen, as far as they have come.")
+    ] = False,
+    records: Annotated[
+        Path | None,
+        typer.Option("--records", metavar="ROLLOUTS", help="Rollout records, one JSON object a line, for --fields."),
+    ] = None,
+    fields: Annotated[
+        str, typer.Option("--fields", metavar="NAMES", help="Fields of the records, as in reward,task or info.score.")
+    ] = "",
+    id_field: Annotated[
+        str | None, typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Export the sequences of all rollouts that are in the database.
+
+    One row a rollout: token_ids, loss_mask and log_probs of its trajectory, with where they come from. Only what
+    would be delivered is exported: frozen rollouts whose calls join to one sequence without a doubt. Rollouts that
+    were retired are no longer in the database; their sequences are where they were delivered to. Reads only:
+    nothing is frozen, retired or recorded, also while others write. The output gets its name when it is whole.
+    Exit code 1: something is damaged and was left out; 2: nothing was written.
+    """
+    names = _field_names(fields, records)
+    plan = Plan(database, output, _format(output, file_format), per_request, include_open)
+    if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
+        fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
+    signal.signal(signal.SIGINT, _interrupt)
+    let_others_go_first()
+    try:
+        with progress_bar() as show, _fields_of(records, names, id_field, show) as found:
+            exported = _export(plan, found, show)
+    except KeyboardInterrupt:
+        fail("interrupted: no file was written", EXIT_INTERRUPTED)
+    if json:
+        print_json(exported)
+    _summarise(exported, plan, json)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    # The event loop's own handler would wait for a write to a pipe that nobody reads.
+    raise KeyboardInterrupt
+
+
+def _field_names(fields: str, records: Path | None) -> list[str]:
+    from token_id_capture.export.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
+
+    names = list(dict.fromkeys(name.strip() for name in fields.split(",") if name.strip()))
+    if bool(names) is not bool(records):
+        fail("--records and --fields go together: the records to read, and the fields to take from them")
+    taken = {column.name for column in (*CALL_COLUMNS, *TRAJECTORY_COLUMNS)}.intersection(names)
+    if taken:
+        fail(f"--fields: {', '.join(sorted(taken))} is a column of the export itself: rename it in the records")
+    return names
+
+
+def _format(output: Path, chosen: FileFormat | None) -> FileFormat:
+    if chosen is not None:
+        return chosen
+    if output.suffix.lower() in (".parquet", ".pq"):
+        return FileFormat.PARQUET
+    if output != STDOUT and output.suffix.lower() not in (".jsonl", ".ndjson"):
+        fail(f"--format is needed: the name {output} does not end in .jsonl or .parquet")
+    return FileFormat.JSONL
+
+
+@contextmanager
+def _fields_of(
+    records: Path | None, names: list[str], id_field: str | None, show: Show
+) -> Iterator[RecordFields | None]:
+    """The named fields of all records, read before anything is written."""
+    if records is None:
+        yield None
+        return
+    from token_id_capture.export.record_fields import RecordFields
+    from token_id_capture.finalize.rows import read_line
+
+    found, done = RecordFields(names), 0
+    with contextlib.closing(found):
+        try:
+            with records.open("rb") as lines:
+                size = records.stat().st_size
+                for number, raw in enumerate(lines, 1):
+                    if raw.strip():
+                        line = read_line(number, raw, id_field)
+                        found.add(line.rollout_id, line.record)
+                    done += len(raw)
+                    show("records", done, size)
+        except OSError as error:
+            fail(f"cannot read {records}: {error.strerror}")
+        except ValueError as error:
+            fail(f"{records} line {number}: {error}")
+        if found.missing():
+            fail(f"no record in {records} has a field {' or '.join(map(repr, found.missing()))}: check --fields")
+        yield found
+
+
+def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
+    from token_id_capture.export.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
+    from token_id_capture.export.jsonl import JsonLines
+    from token_id_capture.export.parquet import Parquet
+    from token_id_capture.export.run import Exporter
+    from token_id_capture.store.file.read_only import read_only
+
+    columns: tuple[Column, ...] = CALL_COLUMNS if plan.per_request else TRAJECTORY_COLUMNS
+    columns = (*columns, *(fields.columns() if fields else ()))
+    with read_only(database_file(plan.database)) as connection, _stream(plan.output) as stream:
+        writer = Parquet(stream, columns) if plan.file_format is FileFormat.PARQUET else JsonLines(stream)
+        exporter = Exporter(
+            connection,
+            writer,
+            per_request=plan.per_request,
+            include_open=plan.include_open,
+            fields=fields,
+            show=lambda done, total: show("export", done, total),
+        )
+        return run(exporter.run())
+
+
+@contextmanager
+def _stream(output: Path) -> Iterator[BinaryIO]:
+    if output == STDOUT:
+        with output_stream() as stream:
+            yield stream
+    else:
+        with whole_file(output) as stream:
+            yield stream
+
+
+def _summarise(exported: Exported, plan: Plan, json: bool) -> None:
+    for line in () if json else _summary(exported, plan):
+        report(line)
+    for damage in exported.damaged[:_LISTED_DAMAGES]:
+        report(damage)
+    if len(exported.damaged) > _LISTED_DAMAGES:
+        report(f"and {len(exported.damaged) - _LISTED_DAMAGES} more; tokcap verify lists every damage")
+    if exported.damaged:
+        raise typer.Exit(EXIT_PARTIAL)
+
+
+def _summary(exported: Exported, plan: Plan) -> Iterator[str]:
+    rows = f"{plural(exported.rows, 'call')} of " if plan.per_request else ""
+    yield (
+        f"exported {rows}{plural(exported.rollouts, 'rollout')}: {plural(exported.tokens, 'token')}, "
+        f"{exported.sampled_tokens:,} of them sampled"
+    )
+    for reason, count in exported.masked.most_common():
+        yield f"{count:>6,} left out, masked: {reason}"
+    if exported.open_rollouts:
+        yield f"{exported.open_rollouts:>6,} left out, not frozen: --include-open takes them as they are"
+    if exported.without_record:
+        yield f"{exported.without_record:>6,} without a record: their fields are null"

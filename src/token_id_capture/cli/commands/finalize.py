@@ -1,0 +1,101 @@
+"""``tokcap finalize``: finished rollout records in, training rows out.
+
+A row is durable before its rollout is retired or called delivered. So whatever interrupts the
+command, running it again with the same arguments goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from token_id_capture.cli.options import DatabaseOption, JsonOption, fail, print_json, report, run
+from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.row_format import RowFormat
+
+if TYPE_CHECKING:
+    from token_id_capture.finalize.totals import Totals
+
+STDIN = Path("-")
+
+
+def finalize(
+    rollouts: Annotated[
+        Path,
+        typer.Argument(metavar="ROLLOUTS", help="Finished rollout records, one JSON object a line; - reads a pipe."),
+    ],
+    database: DatabaseOption,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="The file that rows are appended to.")],
+    row_format: Annotated[
+        RowFormat,
+        typer.Option(
+            "--format",
+            metavar="record|trajectory",
+            help="record: the record with its rebuilt response. trajectory: flat token_ids, loss_mask and log_probs.",
+        ),
+    ] = RowFormat.RECORD,
+    retire: Annotated[
+        bool, typer.Option("--retire", help="Delete the captures of each unmasked rollout once its row is durable.")
+    ] = False,
+    max_mask_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--max-mask-fraction", min=0, max=1, help="Stop once more than this fraction of the rows is masked."
+        ),
+    ] = None,
+    mask_fraction_min_samples: Annotated[
+        int, typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts.")
+    ] = 50,
+    id_field: Annotated[
+        str | None,
+        typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Build the training rows of finished rollouts, and hand their captures on.
+
+    Run again with the same arguments after an interruption: rows that stand in the output are not
+    repeated, and are retired if they were not yet.
+    """
+    from token_id_capture.finalize.batch import Finalizer, Plan
+
+    plan = Plan(
+        database=database,
+        output=output,
+        row_format=row_format,
+        retire=retire,
+        max_mask_fraction=max_mask_fraction,
+        mask_fraction_min_samples=mask_fraction_min_samples,
+        id_field=id_field,
+    )
+    stream = _open(rollouts, output)
+    status = os.fstat(stream.fileno())
+    size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    with progress_bar() as show:
+        totals = run(Finalizer(plan, lambda done: show("finalize", done, size)).run(stream))
+    _summarise(totals, json)
+    if totals.exit_code:
+        raise typer.Exit(totals.exit_code)
+
+
+def _open(rollouts: Path, output: Path) -> BinaryIO:
+    try:
+        # Not sys.stdin: a thread that waits for it would hold its lock when the interpreter ends.
+        # The thread that reads it closes it.
+        stream = open(0, "rb", closefd=False) if rollouts == STDIN else rollouts.open("rb")  # noqa: SIM115
+    except OSError as error:
+        fail(f"cannot read {rollouts}: {error.strerror}")
+    if output.exists() and os.path.samestat(os.fstat(stream.fileno()), output.stat()):
+        fail(f"{output} is the input: name another file for the rows")
+    return stream
+
+
+def _summarise(totals: Totals, json: bool) -> None:
+    if json:
+        print_json(totals.as_dict())
+    for line in totals.stopping() if json else totals.summary():
+        report(line)

@@ -1,0 +1,109 @@
+"""``tokcap ls``: the rollouts of a database, one a line."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from time import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from token_id_capture.cli.options import (
+    DatabaseOption,
+    JsonOption,
+    fail,
+    print_json,
+    report,
+)
+from token_id_capture.cli.output.database import reading
+from token_id_capture.cli.output.tables import print_table
+from token_id_capture.cli.output.units import parse_duration
+
+if TYPE_CHECKING:
+    from token_id_capture.store import RolloutSummary
+
+
+class State(StrEnum):
+    """Where a rollout is in its life."""
+
+    OPEN = "open"
+    FROZEN = "frozen"
+    RETIRED = "retired"
+
+
+HEADERS = ("rollout", "state", "version", "calls", "prompt", "generated", "flags", "open", "outcome", "reason")
+
+
+def ls(
+    database: DatabaseOption,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most this many.")] = 50,
+    after: Annotated[str, typer.Option("--after", metavar="ID", help="Go on after this rollout id.")] = "",
+    state: Annotated[
+        State | None, typer.Option("--state", metavar="open|frozen|retired", help="Only rollouts in this state.")
+    ] = None,
+    masked: Annotated[
+        bool, typer.Option("--masked", help="Only those whose latest verdict is masked or failed.")
+    ] = False,
+    incomplete: Annotated[bool, typer.Option("--incomplete", help="Only those with a flag or an open call.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only those opened since, as in 90m, 2d or 2026-11-29T18:00."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Only those with a call of this model.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the rollouts of a database by their ids.
+
+    Each with its state, calls and lengths, what is missing and what became of it: prompt is the longest
+    prompt and generated the sum of all calls, in tokens; flags are reasons that make the rollout
+    incomplete, and open are calls that were begun and never ended.
+    """
+    from token_id_capture.store.read.listing import RolloutFilter, list_rollouts
+
+    wanted = RolloutFilter(
+        state=state.value if state else None,
+        masked=masked,
+        incomplete=incomplete,
+        opened_since=None if since is None else _seconds(since),
+        model=model,
+    )
+    with reading(database) as connection:
+        summaries = list_rollouts(connection.execute, after, limit + 1, wanted)
+    more, summaries = len(summaries) > limit, summaries[:limit]
+    if json:
+        print_json(summaries)
+    else:
+        print_table(HEADERS, [_row(summary) for summary in summaries])
+    if more:
+        report(f"there are more; go on with --after {summaries[-1].rollout_id}")
+
+
+def _seconds(since: str) -> float:
+    """Seconds since the epoch of an age or of a date, local unless it names an offset."""
+    if since[:1].isdigit() and since[-1:].isalpha() and since[-1] != "Z":
+        try:
+            return time() - parse_duration(since)
+        except ValueError as error:
+            fail(f"--since: {error}")
+    try:
+        return datetime.fromisoformat(since).timestamp()
+    except (ValueError, OverflowError, OSError):
+        fail(f"--since: {since!r} is neither an age, as in 90m, 36h or 14d, nor a date, as in 2026-11-29T18:00")
+
+
+def _row(summary: RolloutSummary) -> tuple[object, ...]:
+    return (
+        summary.rollout_id,
+        summary.state,
+        summary.version,
+        summary.calls,
+        summary.prompt_tokens_longest,
+        summary.generated_tokens,
+        summary.flags,
+        summary.open_intents,
+        summary.outcome,
+        summary.reason,
+    )

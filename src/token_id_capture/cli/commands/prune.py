@@ -1,0 +1,86 @@
+"""``tokcap prune``: forget what is old."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from token_id_capture.cli.options import DatabaseOption, fail, report
+from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.tables import print_table
+from token_id_capture.cli.output.units import parse_duration, plural
+
+if TYPE_CHECKING:
+    from token_id_capture.store.maintain.pruning import Old
+
+
+def prune(
+    database: DatabaseOption,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="How old, as in 90m, 36h or 14d.")
+    ] = "14d",
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Masked and failed rollouts too, with all their captures.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+) -> None:
+    """Forget what is old.
+
+    The tombstones of retired rollouts, which fence their ids against late writers; outcomes and late writes of
+    rollouts that are gone; processes that ended and that nothing names any more. With --evidence also masked and
+    failed rollouts whose verdict is that old: that they were let go stays recorded. Rollouts that are open, or
+    frozen without an outcome, are never touched. Asks before it removes anything, and others may write meanwhile.
+    """
+    from token_id_capture.store.maintain import pruning
+
+    try:
+        seconds = parse_duration(older_than)
+    except ValueError as error:
+        fail(f"--older-than: {error}")
+    path = database_file(database)
+    old = pruning.find_old(path, seconds)
+    _print(old, evidence)
+    if not (old.anything or (evidence and old.evidence)):
+        report(f"nothing is older than {older_than}")
+        return
+    if dry_run:
+        return
+    _confirm(yes)
+    with progress_bar() as show:
+        pruned = pruning.prune(
+            path, old, with_evidence=evidence, note=f"older than {older_than.strip()}", progress=show
+        )
+    report(
+        f"removed {plural(pruned.tombstones, 'tombstone')}, {plural(pruned.outcomes, 'outcome')}, "
+        f"{plural(pruned.late_writes, 'late write')}, {plural(pruned.writers, 'process', 'processes')} and "
+        f"{plural(pruned.evidence, 'rollout')} of evidence"
+        f"{'; tokcap vacuum gives their space back' if pruned.evidence else ''}"
+    )
+
+
+def _print(old: Old, evidence: bool) -> None:
+    rows: list[tuple[object, ...]] = [
+        ("tombstones of retired rollouts", old.tombstones, ""),
+        ("outcomes of rollouts that are gone", old.outcomes, ""),
+        ("late writes to rollouts that are gone", old.late_writes, ""),
+        ("processes that nothing names", len(old.writers), ""),
+        (
+            f"masked and failed rollouts{'' if evidence else ' (kept without --evidence)'}",
+            len(old.evidence),
+            ", ".join(f"{reason or 'no reason'} {count:,}" for reason, count in old.evidence_reasons.most_common(5)),
+        ),
+    ]
+    print_table(("what", "how many", "reasons"), rows)
+
+
+def _confirm(yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("nothing was removed: without a terminal to ask on, say --yes")
+    if not typer.confirm("Remove these?", err=True):
+        fail("nothing was removed", code=1)

@@ -1,0 +1,228 @@
+"""``tokcap serve``: the gateway as a server of one or several processes.
+
+The parent binds the socket and checks what it can before anything starts, so that a wrong port,
+database or upstream is one line and not a crash loop. Workers get their settings through the
+environment, and each opens the store for itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+
+import typer
+
+from token_id_capture.cli.commands.check import (
+    EngineOption,
+    StreamingOption,
+    TokenizePromptsOption,
+    UpstreamOption,
+    checked,
+    told,
+)
+from token_id_capture.cli.options import DatabaseOption, LogFormat, fail, printable, run
+from token_id_capture.cli.serving.keys import UpstreamKeyOption, check_key_file
+from token_id_capture.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from token_id_capture.server.settings import GatewaySettings
+
+_Address: TypeAlias = tuple[socket.AddressFamily, Any]
+
+_BACKLOG = 2048
+_PROBE_SECONDS = 5.0
+_CHECK_SECONDS = 120.0
+
+
+def serve(
+    upstream: UpstreamOption,
+    database: DatabaseOption,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8400,
+    workers: Annotated[int, typer.Option(min=1, help="Server processes; one that dies is replaced.")] = 1,
+    engine: EngineOption = "auto",
+    streaming: StreamingOption = "auto",
+    tokenize_prompts: TokenizePromptsOption = False,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
+    ] = None,
+    upstream_api_key_file: UpstreamKeyOption = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where others can connect, without a key.")
+    ] = False,
+    max_concurrent_calls: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="TOKCAP_MAX_CONCURRENT_CALLS",
+            help="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
+        ),
+    ] = 4096,
+    shutdown_seconds: Annotated[int, typer.Option(min=0, help="How long calls in flight may take when it stops.")] = 30,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="TOKCAP_LOG_FORMAT", help="Lines for people, or JSON objects.")
+    ] = "text",
+    access_log: Annotated[
+        bool,
+        typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option(help="Start only if the engine answers a few test calls and they are captured.")
+    ] = True,
+) -> None:
+    """Stand between agents and an engine, and capture the tokens of what rollouts generate.
+
+    Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
+    /v1 behind it where they expect that. Further settings are environment variables:
+    TOKCAP_DRAIN_SECONDS (600), TOKCAP_READ_TIMEOUT (3600), TOKCAP_CONNECT_TIMEOUT (10),
+    TOKCAP_CLIENT_TIMEOUT (300), TOKCAP_BODY_LIMIT (67108864 bytes), TOKCAP_LOG_PROBS_MODE, which is
+    stored with each call, and TOKCAP_SESSION_HEADERS, the request headers that are stored,
+    separated by commas.
+    """
+    if log_format == "json":
+        from token_id_capture.cli.serving.logs import warn_in_json
+
+        warn_in_json()
+    settings = _settings(
+        upstream=upstream,
+        database=database,
+        engine=engine,
+        streaming=streaming,
+        tokenize_prompts=tokenize_prompts,
+        api_key_file=_checked(api_key_file),
+        upstream_api_key_file=_checked(upstream_api_key_file),
+        max_concurrent_calls=max_concurrent_calls,
+        log_format=log_format,
+        access_log=access_log,
+    )
+    address = _address(host, port, guarded=api_key_file is not None or insecure)
+    if check:
+        _check_upstream(settings.upstream)
+    listener = _listener(address, settings.client_timeout)
+    _check_database(settings.database)
+    if check:
+        settings = _check_engine(settings)
+    os.environ.update(settings.as_environment())
+    from token_id_capture.cli.serving.logs import announce
+    from token_id_capture.cli.serving.supervisor import run_server
+
+    shown = f"[{host}]" if ":" in host else host
+    announce(f"listening on http://{shown}:{listener.getsockname()[1]}", log_format)
+    run_server(listener, workers, shutdown_seconds, log_format)
+
+
+def _checked(key_file: Path | None) -> str | None:
+    """The absolute path of a key file that was read once."""
+    if key_file is None:
+        return None
+    check_key_file(key_file)
+    return str(key_file.absolute())
+
+
+def _settings(**options: Any) -> GatewaySettings:
+    from pydantic import ValidationError
+
+    from token_id_capture.server.engines import make_engine
+    from token_id_capture.server.http.upstream import parse_upstream
+    from token_id_capture.server.settings import GatewaySettings
+
+    parse_upstream(options["upstream"])
+    make_engine(options["engine"])
+    try:
+        return GatewaySettings(**options)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigurationError(f"TOKCAP_{str(first['loc'][0]).upper()}: {first['msg']}") from error
+
+
+def _check_upstream(url: str) -> None:
+    from token_id_capture.server.http.upstream import parse_upstream
+
+    parsed = parse_upstream(url)
+    try:
+        socket.create_connection((str(parsed.host), parsed.port or 80), _PROBE_SECONDS).close()
+    except OSError as error:
+        problem = error.strerror or str(error)
+        fail(f"nothing listens at {url} ({problem}): start the engine first, or use --no-check")
+
+
+def _check_engine(settings: GatewaySettings) -> GatewaySettings:
+    """The settings with what the check found out: which engine it is, and how to ask it for streams."""
+    from token_id_capture.cli.serving.logs import announce
+
+    key_file = settings.upstream_api_key_file
+    result = run(
+        checked(
+            settings.upstream,
+            settings.engine,
+            settings.streaming,
+            settings.tokenize_prompts,
+            None if key_file is None else Path(key_file),
+            _CHECK_SECONDS,
+        )
+    )
+    if not result.captured:
+        why = "; ".join(told(result.modes)) or result.found.problem
+        fail(f"what {settings.upstream} generates cannot be captured: {why} (--no-check starts all the same)")
+    announce(
+        f"engine: {result.found}; token ids and log probabilities are exact in {result.captured} of "
+        f"{len(result.modes)} modes",
+        settings.log_format,
+    )
+    for line in told(result.uncaptured):
+        announce(printable(line), settings.log_format)
+    return settings.model_copy(update={"engine": result.engine, "streaming": result.streaming})
+
+
+def _check_database(database: str) -> None:
+    """Open and close the store once. Its errors say which file it is and what to do."""
+    from token_id_capture.store import TokenCaptureStore
+
+    async def probe() -> None:
+        store = TokenCaptureStore(database)
+        try:
+            await store.open()
+        finally:
+            await store.close()
+
+    run(probe())
+
+
+def _address(host: str, port: int, *, guarded: bool) -> _Address:
+    """Where to listen. Without a key only this machine may connect: who can call the gateway can use
+    the engine, and write to any rollout."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        _cannot_listen(host, port, error)
+    if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        fail(f"{host} can be reached from other machines: give --api-key-file, or --insecure to serve whoever connects")
+    return family, address
+
+
+def _listener(where: _Address, client_timeout: float) -> socket.socket:
+    """A listening socket. It listens before the workers are up, so that early clients only wait."""
+    family, address = where
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            # Its connections inherit this. A client that reads nothing more, or whose machine is gone,
+            # would else hold its call, and the engine's connection with it, for as long as it likes.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        _cannot_listen(address[0], address[1], error)
+    listener.set_inheritable(True)
+    return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> NoReturn:
+    fail(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port")

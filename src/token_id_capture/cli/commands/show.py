@@ -1,0 +1,142 @@
+"""``tokcap show``: all that is known of one rollout."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from token_id_capture.cli.options import (
+    DatabaseOption,
+    JsonOption,
+    local_time,
+    print_json,
+    printable,
+    report,
+)
+from token_id_capture.cli.output.database import reading
+from token_id_capture.cli.output.evidence import rollout_argument
+from token_id_capture.cli.output.tables import print_table
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from token_id_capture.explanation import CallTree
+    from token_id_capture.store import RolloutDetail
+
+
+def show(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout id, as tokcap ls shows it.")],
+    database: DatabaseOption,
+    json: JsonOption = False,
+) -> None:
+    """Show all that is known of one rollout, but for its tokens.
+
+    Its calls and which call each continues (shared is the number of tokens that they have in common), drawn as
+    a tree too: which calls form the sequence, which were retries or copies and left out, and where a prompt
+    starts anew. Then the flags that make it incomplete, the calls that were begun, what became of it, and what
+    came too late.
+    """
+    from token_id_capture.store.file.read_only import transaction
+    from token_id_capture.store.read.queries import describe_rollout
+
+    rollout_argument(rollout)
+    with reading(database) as connection:
+        with transaction(connection):
+            detail = describe_rollout(connection.execute, rollout)
+        tree = _tree(connection, rollout)
+    if json:
+        from token_id_capture.cli.output.tree_text import tree_rows
+
+        print_json({**asdict(detail), "tree": None if tree is None else tree_rows(tree)})
+    else:
+        _print(detail, tree)
+
+
+def _tree(connection: sqlite3.Connection, rollout_id: str) -> CallTree | None:
+    from token_id_capture.errors import ConflictingEntryError, CorruptCaptureError, InvalidEntryError
+    from token_id_capture.explanation import call_tree
+    from token_id_capture.store.read.evidence import read_evidence
+
+    try:
+        return call_tree(read_evidence(connection, rollout_id, everything=False).snapshot.entries)
+    except (ConflictingEntryError, CorruptCaptureError, InvalidEntryError) as error:
+        # All else can still be shown, and is needed then.
+        report(f"there is no tree of the calls: {error}")
+        return None
+
+
+def _print(detail: RolloutDetail, tree: CallTree | None) -> None:
+    summary = detail.summary
+    print(f"rollout {summary.rollout_id}: {summary.state}, version {summary.version}")
+    print(f"opened {local_time(summary.opened_at)}, snapshot {summary.snapshot_id or '-'}")
+    for title, headers, rows in _sections(detail):
+        print(f"\n{title}" if rows else f"\n{title}: none")
+        if rows:
+            print_table(headers, rows)
+        if title == "calls" and tree is not None and tree.calls:
+            _print_tree(tree)
+
+
+def _print_tree(tree: CallTree) -> None:
+    from token_id_capture.cli.output.tree_text import tree_lines
+
+    print("\ntree")
+    for line in tree_lines(tree):
+        print(printable(line))
+
+
+def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+    # Call ids are long and say nothing; a number tells which call another one continues.
+    number_of = {call.model_call_id: number for number, call in enumerate(detail.calls, 1)}
+    return [
+        (
+            "calls",
+            ("#", "continues", "shared", "prompt", "generated", "call", "model", "finish", "created"),
+            [
+                (
+                    number,
+                    number_of.get(call.prefix_call_id or ""),
+                    call.prefix_length,
+                    call.prompt_length,
+                    call.generation_length,
+                    call.model_call_id,
+                    call.model,
+                    call.finish_reason,
+                    local_time(call.created_at),
+                )
+                for number, call in enumerate(detail.calls, 1)
+            ],
+        ),
+        (
+            "flags",
+            ("call", "reason", "detail", "flagged"),
+            [(flag.model_call_id, flag.reason, flag.detail, local_time(flag.flagged_at)) for flag in detail.flags],
+        ),
+        (
+            "intents",
+            ("call", "outcome", "detail", "begun", "by process", "on host"),
+            [
+                (
+                    intent.model_call_id,
+                    intent.outcome or "still open",
+                    intent.detail,
+                    local_time(intent.begun_at),
+                    intent.writer_pid,
+                    intent.writer_host,
+                )
+                for intent in detail.intents
+            ],
+        ),
+        (
+            "outcomes",
+            ("version", "outcome", "reason", "recorded"),
+            [(seen.version, seen.outcome, seen.reason, local_time(seen.recorded_at)) for seen in detail.outcomes],
+        ),
+        (
+            "late writes",
+            ("call", "state then", "attempted"),
+            [(late.model_call_id, late.state, local_time(late.attempted_at)) for late in detail.late_writes],
+        ),
+    ]

@@ -1,0 +1,45 @@
+"""``tokcap vacuum``: give free pages back to the file system."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from token_id_capture.cli.options import DatabaseOption, report
+from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.units import show_bytes
+
+
+def vacuum(
+    database: DatabaseOption,
+    full: Annotated[
+        bool, typer.Option("--full", help="Write the whole file anew; all writers wait until it is done.")
+    ] = False,
+) -> None:
+    """Give free pages back to the file system.
+
+    Later captures would use them again, so this is for a file that will not grow to its old size. It goes in
+    short steps, and others write in between. With --full the file is rewritten in one go: smaller still and in
+    order, but writers wait for it and it needs room for the content twice.
+    """
+    from token_id_capture.store.maintain import vacuum as space
+
+    path = database_file(database)
+    if full:
+        report("warning: writers wait until the whole file is rewritten")
+    with progress_bar() as show:
+        done = space.rebuild(path, show) if full else space.vacuum(path, show)
+    gone = done.size_before - done.size_after
+    report(
+        f"gave back {show_bytes(max(0, gone))}: the file had {show_bytes(done.size_before)} "
+        f"and has {show_bytes(done.size_after)}"
+    )
+    if done.waiting:
+        report(
+            f"{show_bytes(done.waiting)} more will go at a checkpoint once nobody reads an older state: "
+            "a reader keeps a transaction open"
+        )
+    if not done.incremental:
+        report("this file was made without incremental vacuum: tokcap vacuum --full gives free pages back")

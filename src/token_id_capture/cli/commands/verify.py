@@ -1,0 +1,59 @@
+"""``tokcap verify``: whether everything is still as it was stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from token_id_capture.cli.options import (
+    EXIT_PARTIAL,
+    DatabaseOption,
+    JsonOption,
+    let_others_go_first,
+    print_json,
+    printable,
+    report,
+)
+from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.units import plural
+
+if TYPE_CHECKING:
+    from token_id_capture.store.maintain.verification import Checked
+
+_MOST_LISTED = 10_000
+
+
+def verify(database: DatabaseOption, json: JsonOption = False) -> None:
+    """Check what is stored against its digests.
+
+    The structure of the file, every reference, and of every call its tokens, its log probabilities, its content
+    and the call that its prompt continues; of every snapshot that it is whole. Each damage is a line that names
+    the call. Reads only, also while others write. Exit code 0: all is as it was stored; 1: something is
+    damaged; 2: the file cannot be read.
+    """
+    from token_id_capture.store.maintain import verification
+
+    let_others_go_first()
+    checked, listed, damaged = verification.Checked(), [], 0
+    with progress_bar() as show:
+        for damage in verification.verify(database_file(database), checked, show):
+            damaged += 1
+            if not json:
+                print(printable(str(damage)), flush=True)
+            elif damaged <= _MOST_LISTED:
+                listed.append(damage)
+    if json:
+        print_json({"damaged": damaged, "damages": listed, "checked": checked})
+    report(f"{checked_in_words(checked)}: {plural(damaged, 'damage') if damaged else 'no damage'}")
+    if damaged:
+        raise typer.Exit(EXIT_PARTIAL)
+
+
+def checked_in_words(checked: Checked) -> str:
+    """How much was checked."""
+    return (
+        f"checked {plural(checked.calls, 'call')} of {plural(checked.rollouts, 'rollout')} and "
+        f"{plural(checked.snapshot_calls, 'call')} of {plural(checked.snapshots, 'snapshot')}"
+    )

@@ -1,0 +1,147 @@
+"""What ``tokcap explain`` prints: paragraphs for a person, or one JSON document."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from token_id_capture.cli.options import print_json, printable
+from token_id_capture.cli.output.tables import terminal_width
+from token_id_capture.cli.output.units import plural
+from token_id_capture.explanation import (
+    CallTree,
+    Decode,
+    Departure,
+    Explanation,
+    Finding,
+    PlacedCall,
+    Suspicion,
+)
+from token_id_capture.explanation.causes import CAUSE_REMEDIES
+from token_id_capture.explanation.wording import what_it_looks_like, where_it_departs, which_departs
+from token_id_capture.tokens import TokenIds
+
+_INDENT = "  "
+_NAMED_CALLS = 8
+
+
+def print_explanation(explained: Explanation, decode: Decode | None) -> None:
+    """Print it for a person, wrapped to the terminal; a pipe gets whole lines."""
+    room = terminal_width()
+    for line in _lines(explained, decode):
+        print(_wrapped(printable(line), room))
+
+
+def print_explanation_json(explained: Explanation, decode: Decode | None) -> None:
+    """Print it for programs."""
+    print_json(_as_dict(explained, decode))
+
+
+def _wrapped(line: str, room: int | None) -> str:
+    if room is None or len(line) <= room:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    hanging = indent + _INDENT if len(indent) + 12 < room else indent
+    return textwrap.fill(line.strip(), room, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False)
+
+
+def _lines(explained: Explanation, decode: Decode | None) -> Iterator[str]:
+    yield f"rollout {explained.rollout_id}: {explained.state}, version {explained.version}"
+    yield explained.headline
+    for finding in explained.findings:
+        yield ""
+        yield from _finding_lines(finding, explained.tree, decode)
+    if explained.notes:
+        yield ""
+        yield from explained.notes
+
+
+def _finding_lines(finding: Finding, tree: CallTree | None, decode: Decode | None) -> Iterator[str]:
+    yield f"{finding.reason}: {finding.what}"
+    if not finding.departures:
+        yield from (_INDENT + line for line in _call_lines(finding.calls, tree))
+    for departure, suspicion in finding.departures:
+        yield from (_INDENT + line for line in _departure_lines(departure, suspicion, decode))
+    if finding.more_departures:
+        yield f"{_INDENT}And {plural(finding.more_departures, 'more call')} like this."
+    for remedy in finding.remedies:
+        yield f"{_INDENT}What to do: {remedy}"
+
+
+def _call_lines(calls: Sequence[tuple[str, str]], tree: CallTree | None) -> Iterator[str]:
+    known = {call.entry.model_call_id: call for call in tree.calls} if tree is not None else {}
+    for call_id, detail in calls[:_NAMED_CALLS]:
+        name = _name(known[call_id]) if call_id in known else f"call {call_id}" if call_id else ""
+        yield ": ".join(part for part in (name, detail) if part)
+    if len(calls) > _NAMED_CALLS:
+        yield f"and {len(calls) - _NAMED_CALLS} more"
+
+
+def _name(call: PlacedCall) -> str:
+    return f"call {call.number} ({call.entry.model_call_id})"
+
+
+def _departure_lines(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> Iterator[str]:
+    call, earlier = departure.call, departure.earlier
+    yield which_departs(departure, _name)
+    yield f"{where_it_departs(departure, _name)}:"
+    width = max(len(str(call.number)), len(str(earlier.number)))
+    for one, ids in ((earlier, departure.expected()), (call, departure.found())):
+        yield f"{_INDENT}call {one.number:<{width}} {_window(departure.position, *ids)}"
+    if decode is not None:
+        for one, (before, after) in ((earlier, departure.expected()), (call, departure.found())):
+            yield f"{_INDENT}call {one.number:<{width}} reads {decode([*before, *after])!r}"
+    yield what_it_looks_like(suspicion)
+
+
+def _window(position: int, before: TokenIds, after: TokenIds) -> str:
+    """Ids around the position, which stands in brackets."""
+    shown = [str(token) for token in before] + [f"[{after[0]}]" if after else "[the prompt ends]"]
+    shown += [str(token) for token in after[1:]]
+    return ("... " if position > len(before) else "") + " ".join(shown)
+
+
+def _as_dict(explained: Explanation, decode: Decode | None) -> dict[str, Any]:
+    return {
+        "rollout_id": explained.rollout_id,
+        "state": explained.state,
+        "version": explained.version,
+        "verdict": explained.verdict,
+        "headline": explained.headline,
+        "findings": [
+            {
+                "reason": finding.reason,
+                "what": finding.what,
+                "calls": [{"model_call_id": call_id, "detail": detail} for call_id, detail in finding.calls],
+                "departures": [_departure_dict(*pair, decode) for pair in finding.departures],
+                "more_departures": finding.more_departures,
+                "remedy": finding.remedy,
+            }
+            for finding in explained.findings
+        ],
+        "notes": explained.notes,
+    }
+
+
+def _departure_dict(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> dict[str, Any]:
+    sides = {"expected": departure.expected(), "found": departure.found()}
+    return {
+        "call": departure.call.entry.model_call_id,
+        "continues": departure.continues and departure.continues.entry.model_call_id,
+        "closest": departure.earlier.entry.model_call_id,
+        "position": departure.position,
+        "closest_length": departure.earlier.length,
+        "sampled_by": departure.sampled_by and departure.sampled_by.entry.model_call_id,
+        "before": departure.expected()[0].tolist(),
+        **{side: after.tolist() for side, (_, after) in sides.items()},
+        **(
+            {f"{side}_text": decode([*before, *after]) for side, (before, after) in sides.items()}
+            if decode is not None
+            else {}
+        ),
+        "cause": suspicion.cause.value,
+        "because": suspicion.because,
+        "certain": suspicion.certain,
+        "remedy": CAUSE_REMEDIES[suspicion.cause],
+    }

@@ -1,0 +1,108 @@
+"""One server process of ``tokcap serve``: its application, its limits, and its parent."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from token_id_capture.cli.serving.keys import read_key
+from token_id_capture.cli.serving.logs import log_to_stderr
+from token_id_capture.errors import ConfigurationError
+from token_id_capture.server.settings import GatewaySettings, header_names
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""The directory that the workers share for their numbers, as prometheus_client calls it."""
+
+_CONNECTIONS = 65_536
+_OTHER_FILES = 128
+
+
+def worker_app() -> ASGIApp:
+    """The application of one worker, with the settings of its environment."""
+    from uvicorn.config import STARTUP_FAILURE
+
+    settings = GatewaySettings()
+    log_to_stderr(settings.log_format, access_log=settings.access_log)
+    _stop_with_parent()
+    try:
+        app = _app(settings)
+    except ConfigurationError as error:
+        # The supervisor takes this exit code for an end, not for a crash to be repeated.
+        logging.getLogger(__name__).error("%s", error)
+        sys.exit(STARTUP_FAILURE)
+    # What is loaded stays; each time the collector walked it, the event loop would stop for tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    return app
+
+
+def _app(settings: GatewaySettings) -> ASGIApp:
+    from token_id_capture.server.app import create_app
+    from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
+
+    warnings.simplefilter("ignore", WalResetBugWarning)  # the parent said it already
+    api_key, upstream_api_key = (
+        None if path is None else read_key(path) for path in (settings.api_key_file, settings.upstream_api_key_file)
+    )
+    return create_app(
+        settings.upstream,
+        TokenCaptureStore(settings.database),
+        engine=settings.engine,
+        body_limit=settings.body_limit,
+        client_timeout=settings.client_timeout,
+        drain_seconds=settings.drain_seconds,
+        connect_timeout=settings.connect_timeout,
+        read_timeout=settings.read_timeout,
+        log_probs_mode=settings.log_probs_mode,
+        streaming=settings.streaming,
+        tokenize_prompts=settings.tokenize_prompts,
+        session_headers=header_names(settings.session_headers),
+        api_key=api_key,
+        upstream_api_key=upstream_api_key,
+        max_concurrent_calls=_possible(settings.max_concurrent_calls, _allow_many_files()),
+    )
+
+
+def _allow_many_files() -> int:
+    """Raise the soft limit of open files, for each call in flight holds two; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = _CONNECTIONS if hard == unlimited else min(hard, _CONNECTIONS)
+    if soft != unlimited and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted if soft == unlimited else max(soft, wanted)
+
+
+def _possible(calls: int, files: int) -> int:
+    """As many concurrent calls as wanted and as the limit of open files allows: a clear 503 is better
+    than connections that nobody accepts."""
+    return min(calls, max(1, (files - _OTHER_FILES) // 2))
+
+
+def _stop_with_parent() -> None:
+    """Stop when the parent is gone, however it went: nobody would stop this worker then, and it holds the port."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        if (metrics := os.environ.get(METRICS_VARIABLE)) is not None:
+            # The parent's to remove; what is mapped already can still be counted in.
+            shutil.rmtree(metrics, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()

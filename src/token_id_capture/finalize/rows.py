@@ -1,0 +1,154 @@
+"""Finished rollouts as lines of JSON: the records that come in and the rows that go out.
+
+A row keeps every field of its record. Numbers that JSON libraries disagree on (integers beyond 64
+bits, NaN) and text that is no valid Unicode pass through unharmed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from token_id_capture.cli.output.row_format import RowFormat
+from token_id_capture.delivery import MASK_SAMPLE_KEY, TOKEN_CAPTURE_KEY, rollout_carries_token_ids
+from token_id_capture.records import rollout_id_from_record, validate_rollout_id
+
+_NO_SNAPSHOT: Final = {"snapshot_id": "", "version": 0}
+
+
+@dataclass(frozen=True)
+class RolloutLine:
+    """One line of the input that holds a record with a rollout id."""
+
+    number: int
+    raw: bytes
+    record: dict[str, Any] = field(repr=False)
+    rollout_id: str
+    exact: bool
+    """Whether every number of the record is one that JSON itself knows."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What a row of an earlier run says of its rollout. No ``snapshot_id``: it was not built from one."""
+
+    snapshot_id: str
+    version: int
+    masked: bool
+
+
+def read_line(number: int, raw: bytes, id_field: str | None) -> RolloutLine:
+    """Parse one line of the input.
+
+    Raises:
+        ValueError: it is no JSON object, or carries no rollout id or a malformed one.
+    """
+    constants: list[str] = []
+
+    def constant(name: str) -> float:
+        constants.append(name)
+        return float(name)
+
+    try:
+        record = json.loads(raw, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"no JSON object, but {type(record).__name__}")
+    return RolloutLine(number, raw, record, record_rollout_id(record, id_field), not constants)
+
+
+def record_rollout_id(record: Mapping[str, Any], id_field: str | None) -> str:
+    """The rollout id of a record, from ``id_field`` if one is named.
+
+    Raises:
+        ValueError: the record carries none, or a malformed one.
+    """
+    if id_field is not None:
+        value = record.get(id_field)
+        if value is None:
+            raise ValueError(f"no rollout id: the record has no field {id_field!r}")
+        return validate_rollout_id(str(value) if type(value) is int else value)
+    rollout_id = rollout_id_from_record(record)
+    if rollout_id is None:
+        raise ValueError(
+            "no rollout id: the record has neither _ng_rollout_id nor _ng_task_index and _ng_rollout_index; "
+            "name the field that holds it with --id-field"
+        )
+    return rollout_id
+
+
+def record_row(line: RolloutLine) -> bytes:
+    """The record with what finalizing it changed, and a newline."""
+    if rollout_carries_token_ids(line.record) and TOKEN_CAPTURE_KEY not in line.record:
+        # It was left alone, for it carries what the policy sampled: it is passed on byte for byte.
+        return line.raw.rstrip(b"\r\n") + b"\n"
+    return _dump(line.record, line.exact)
+
+
+def trajectory_row(line: RolloutLine, built: Mapping[str, Any], snapshot: Mapping[str, Any] | None) -> bytes:
+    """The record without its response, the flat sequence of the build, and a newline.
+
+    ``snapshot`` is the one to retire. The three arrays have one length, 0 if the build is masked.
+    """
+    trajectory = built["trajectory"]
+    row = {
+        **{name: value for name, value in line.record.items() if name != "response"},
+        "rollout_id": line.rollout_id,
+        "token_ids": trajectory.token_ids if trajectory else [],
+        "loss_mask": trajectory.loss_mask if trajectory else [],
+        "log_probs": trajectory.log_probs if trajectory else [],
+        # The harness may have masked the record for a reason of its own.
+        MASK_SAMPLE_KEY: bool(built[MASK_SAMPLE_KEY] or line.record.get(MASK_SAMPLE_KEY)),
+        "mask_reason": built["reason"] or None,
+        **(snapshot or _NO_SNAPSHOT),
+    }
+    return _dump(row, line.exact)
+
+
+def read_row(raw: bytes, row_format: RowFormat, id_field: str | None) -> tuple[str, Delivered]:
+    """What a row of an earlier run says: the rollout id and how it was delivered.
+
+    Raises:
+        ValueError: it is no row of this format.
+    """
+    try:
+        row = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        row = json.loads(raw)  # slower, and knows NaN
+    if not isinstance(row, dict):
+        raise ValueError("no JSON object")
+    is_trajectory = "token_ids" in row and "loss_mask" in row
+    if is_trajectory is not (row_format is RowFormat.TRAJECTORY):
+        raise ValueError(f"no row of --format {row_format}")
+    if is_trajectory:
+        return validate_rollout_id(row.get("rollout_id", "")), _delivered(row, row.get("mask_reason"))
+    capture = row.get(TOKEN_CAPTURE_KEY)
+    if not isinstance(capture, dict):
+        if not rollout_carries_token_ids(row):
+            raise ValueError("a record that was never finalized")
+        capture = {}
+    return record_rollout_id(row, id_field), _delivered(capture, capture.get("reason"))
+
+
+def _delivered(snapshot: Mapping[str, Any], reason: object) -> Delivered:
+    named = {**_NO_SNAPSHOT, **snapshot}
+    return Delivered(str(named["snapshot_id"]), int(named["version"]), masked=bool(reason))
+
+
+def _dump(row: dict[str, Any], exact: bool) -> bytes:
+    if exact:
+        try:
+            return orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+        except orjson.JSONEncodeError:
+            pass  # an integer beyond 64 bits, or a lone surrogate: the standard library writes both
+    return json.dumps(row, default=_plain, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Packed sequences as lists."""
+    return value.tolist()

@@ -1,0 +1,205 @@
+"""One captured generation: from the intent that is registered to the reply that is answered.
+
+::
+
+    open intent -> engine ->  not reached, 4xx     refuse the intent
+                              3xx                  mark: the client may ask elsewhere
+                              5xx, silence, break  mark; the intent stays open
+                              a whole reply        put the entries, then answer
+                              a stream             pass events on; put the entries before the end
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+
+from token_id_capture import reasons
+from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
+from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
+from token_id_capture.server.http.exchange import Exchanges, Reply, header, redirection
+from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
+from token_id_capture.server.prompt_ids import add_prompt_ids
+from token_id_capture.server.stream import StreamedReply
+from token_id_capture.server.wire.entries import SESSION_HEADERS, CapturedRequest, NotCapturableError, entries_from
+from token_id_capture.server.wire.fast_parse import BodyReader
+from token_id_capture.server.wire.prompt_cache import KnownTexts
+from token_id_capture.server.wire.redaction import client_view
+from token_id_capture.server.wire.request import CallBody, Streaming
+from token_id_capture.server.wire.response import ServedReply, read_reply
+from token_id_capture.server.wire.synthesis import EVENT_STREAM, event_stream
+from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
+
+_logger = logging.getLogger(__name__)
+_MESSAGE_SHOWN = 300
+_PLAIN = "identity"
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """How calls are captured.
+
+    ``drain_seconds`` is how long the engine may still take to finish a call whose client hung up.
+    ``log_probs_mode`` is what the engine was started with (such as ``raw_logprobs``); no reply says
+    it, so it is stored as told here. ``tokenize_prompts`` allows further requests to engines that
+    tell a prompt's ids only through their tokenizer. ``session_headers`` are the request headers
+    that are stored, in lower case.
+    """
+
+    drain_seconds: float = 600.0
+    log_probs_mode: str | None = None
+    streaming: Streaming = "auto"
+    tokenize_prompts: bool = False
+    session_headers: tuple[str, ...] = SESSION_HEADERS
+
+
+class CapturedCall:
+    """One generation request of a rollout, whose intent is registered. ``sent`` is the body for the engine."""
+
+    def __init__(
+        self,
+        client: Client,
+        body: CallBody,
+        sent: bytes,
+        *,
+        engine: Engine,
+        upstream: Exchanges,
+        options: CaptureOptions,
+        known: KnownTexts,
+    ) -> None:
+        self._client = client
+        self._body = body
+        self._sent = [sent]  # taken out when it is sent
+        self._engine = engine
+        self._upstream = upstream
+        self._options = options
+        context = current_capture_context()
+        packed = context is not None and reads_packed_arrays(engine)
+        self._bodies = BodyReader(known if packed else None, context.rollout_id if context is not None else "")
+        self._request = CapturedRequest.of(
+            body.members, Headers(scope=client.scope), options.session_headers, options.log_probs_mode
+        )
+        self._reader = engine.reader(body.endpoint, body.asked)
+        hide_usage = body.streams and not body.asks_usage
+        self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
+
+    async def run(self) -> None:
+        """Serve the call."""
+        try:
+            await self._client.limit_after_hang_up(self._options.drain_seconds, self._serve)
+        except ClientGoneError:
+            detail = f"the client hung up, and the engine had not finished {self._options.drain_seconds:g} s later"
+            await mark_current_call(reasons.LOST_STREAM, detail)
+        except UpstreamError as error:
+            await self._failed(error)
+
+    async def _serve(self, limit: HangUpLimit) -> None:
+        async with self._upstream.open(self._client.scope, self._sent.pop(), plain=True) as reply:
+            if not 200 <= reply.status < 300:
+                await self._not_served(reply, limit)
+            elif (coding := (header(reply, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
+                await self._compressed(reply, limit, coding)
+            elif reply.is_event_stream:
+                await self._streamed(reply, limit)
+            else:
+                await self._whole(reply, limit)
+
+    async def _streamed(self, reply: Reply, limit: HangUpLimit) -> None:
+        stream = StreamedReply(
+            self._client, reply, self._body, self._reader, self._bodies.chunk, self._view, self._commit
+        )
+        await stream.run(limit)
+
+    async def _whole(self, reply: Reply, limit: HangUpLimit) -> None:
+        body = await reply.read()
+        limit.lift()
+        headers = reply.headers
+        read = self._bodies.whole(body)
+        parsed = read.parsed
+        if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
+            await mark_current_call(reasons.INVALID_TOKENS, "the reply is no JSON object")
+        elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
+        else:
+            await self._commit(partial(read_reply, self._reader, self._body.endpoint, parsed))
+            body = self._view.reply(read)
+            if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
+                headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]
+                headers.append((b"content-type", EVENT_STREAM))
+                body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
+        await self._client.reply(reply.status, _with_length(headers, body), body)
+
+    async def _commit(self, read: Callable[[], ServedReply]) -> None:
+        """Store the call, or mark it with the reason why not."""
+        context = current_capture_context()
+        if context is None:
+            return
+        try:
+            served = read()
+            if self._options.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
+                await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
+            entries = entries_from(context, self._request, served)
+        except NotCapturableError as refused:
+            await mark_current_call(refused.reason, refused.detail)
+        except Exception as error:
+            _logger.exception("reading the tokens of call %r failed", context.model_call_id)
+            await mark_current_call(reasons.CAPTURE_FAILED, f"{type(error).__name__}: {error}")
+        else:
+            await commit_choices(entries)
+
+    async def _compressed(self, reply: Reply, limit: HangUpLimit, coding: str) -> None:
+        """Pass a reply on that cannot be read here."""
+        detail = f"the reply is compressed ({coding}), though it was asked for plain"
+        await mark_current_call(reasons.INVALID_TOKENS, detail)
+        await self._client.start(reply.status, reply.headers)
+        while chunk := await reply.next_chunk():
+            await self._client.write(chunk)
+        limit.lift()
+        await self._client.finish()
+
+    async def _not_served(self, reply: Reply, limit: HangUpLimit) -> None:
+        """Pass an error on. Below 500 the engine has generated nothing; above, nobody knows."""
+        body = await reply.read()
+        limit.lift()
+        detail = f"HTTP {reply.status}: {_message(_parsed(body), body)}"
+        if (elsewhere := redirection(reply)) is not None:
+            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"HTTP {reply.status} to {elsewhere}")
+        elif reply.status < 500:
+            await refuse_current_call(detail)
+        else:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, detail)
+        await self._client.reply(reply.status, reply.headers, body)
+
+    async def _failed(self, error: UpstreamError) -> None:
+        if not error.sent:
+            await refuse_current_call(str(error))
+        else:
+            await mark_current_call(reasons.UNKNOWN_OUTCOME, str(error))
+        if not self._client.started:
+            await self._client.reply_error(error.status, str(error), "upstream_unavailable")
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _message(parsed: Any, body: bytes) -> str:
+    """The engine's own words, short."""
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    message = error.get("message") if isinstance(error, Mapping) else error
+    text = message if isinstance(message, str) else body.decode(errors="replace")
+    return text if len(text) <= _MESSAGE_SHOWN else text[: _MESSAGE_SHOWN - 3] + "..."
+
+
+def _with_length(headers: RawHeaders, body: bytes) -> RawHeaders:
+    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(len(body)).encode())]

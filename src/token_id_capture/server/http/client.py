@@ -1,0 +1,144 @@
+"""The client's side of one HTTP exchange, which may end before the exchange does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Message, Receive, Scope, Send
+
+from token_id_capture.server.http.errors import reply_error
+from token_id_capture.server.http.upstream import RawHeaders
+
+
+class BodyTooLargeError(Exception):
+    """The request body has more bytes than the gateway takes."""
+
+
+class ClientGoneError(Exception):
+    """The client hung up, and its time is over."""
+
+
+class ClientStalledError(Exception):
+    """The client began to send its request, and sends no more of it."""
+
+
+class HangUpLimit:
+    """A time limit that starts to run when the client hangs up."""
+
+    def __init__(self, timeout: asyncio.Timeout, seconds: float, hung_up: Callable[[], Awaitable[None]]) -> None:
+        self._timeout = timeout
+        self._seconds = seconds
+        self._watcher = asyncio.create_task(self._watch(hung_up))
+
+    async def _watch(self, hung_up: Callable[[], Awaitable[None]]) -> None:
+        await hung_up()
+        if not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
+
+    def lift(self) -> None:
+        """End the limit: what follows is finished whoever listens, so nobody needs to watch."""
+        self._watcher.cancel()
+        if not self._timeout.expired():
+            self._timeout.reschedule(None)
+
+    async def end(self) -> None:
+        """Stop watching. Where the limit was lifted the watcher is mostly gone, and no turn of the loop is needed."""
+        watcher = self._watcher
+        del self._watcher  # they would keep each other until garbage is collected
+        watcher.cancel()
+        if not watcher.cancelled():
+            await asyncio.gather(watcher, return_exceptions=True)
+
+
+class Client:
+    """Reads the request, and writes the reply for as long as somebody listens."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.gone = False
+        self.started = False
+        self._receive = receive
+        self._send = send
+
+    async def read_body(self, limit: int, *, longest_silence: float) -> bytes:
+        """The request body, at most ``limit`` bytes of it, with at most so many seconds between its pieces.
+
+        Raises:
+            BodyTooLargeError: it is longer.
+            ClientGoneError: the client hung up before it had sent all.
+            ClientStalledError: nothing more came for too long.
+        """
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(longest_silence):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ClientStalledError from None
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLargeError
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    async def start(self, status: int, headers: RawHeaders) -> None:
+        """Send the head of the reply."""
+        self.started = True
+        await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body. Does nothing once the client is gone."""
+        if data:
+            await self._deliver({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last piece of the body. A reply that is never finished breaks the connection."""
+        await self._deliver({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def reply(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """Send a whole reply."""
+        await self.start(status, headers)
+        await self.finish(body)
+
+    async def reply_error(self, status: int, message: str, code: str) -> None:
+        """Send an error of the gateway's own."""
+        self.started = True
+        await reply_error(self.scope, self._receive, self._deliver, status, message, code)
+
+    async def limit_after_hang_up(self, seconds: float, work: Callable[[HangUpLimit], Awaitable[None]]) -> None:
+        """Do ``work``, watch for the client's hanging up meanwhile, and cancel it ``seconds`` later.
+
+        Raises:
+            ClientGoneError: that happened.
+        """
+        try:
+            async with asyncio.timeout(None) as timeout:
+                limit = HangUpLimit(timeout, seconds, self._hung_up)
+                try:
+                    await work(limit)
+                finally:
+                    await limit.end()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise ClientGoneError from None
+
+    async def _hung_up(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+
+    async def _deliver(self, message: Message) -> None:
+        if self.gone:
+            return
+        try:
+            await self._send(message)
+        except OSError:
+            # ASGI 2.4 and later: servers say so where the connection is closed.
+            self.gone = True

@@ -1,0 +1,58 @@
+"""What the gateway needs of its connections to the engine. ``Upstream`` is the real thing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from starlette.types import Scope
+
+from token_id_capture.server.http.upstream import RawHeaders
+
+
+class Reply(Protocol):
+    """A reply whose head has arrived. Reading it raises ``UpstreamError`` where it breaks off."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> RawHeaders:
+        """Those that are meant for the client too."""
+        ...
+
+    @property
+    def is_event_stream(self) -> bool: ...
+
+    async def read(self) -> bytes:
+        """The whole body as it was sent."""
+        ...
+
+    async def next_chunk(self) -> bytes:
+        """What has arrived of the body, as soon as there is something; empty at its end."""
+        ...
+
+
+class Exchanges(Protocol):
+    """Sends requests to one engine."""
+
+    def open(self, scope: Scope, body: bytes, *, plain: bool) -> AbstractAsyncContextManager[Reply]:
+        """Send the request of ``scope`` with this body; ``plain`` asks for a reply without compression.
+
+        Raises:
+            UpstreamError: no reply arrived.
+        """
+        ...
+
+
+def header(reply: Reply, name: bytes) -> str | None:
+    """A header of a reply; engines write the names in any case. ``name`` is in lower case."""
+    return next((value.decode("latin-1") for known, value in reply.headers if known.lower() == name), None)
+
+
+def redirection(reply: Reply) -> str | None:
+    """Where a reply sends its client; None if it sends it nowhere.
+
+    Clients follow it by themselves, and what they ask there is not seen here.
+    """
+    return header(reply, b"location") if 300 <= reply.status < 400 else None

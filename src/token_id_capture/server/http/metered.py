@@ -1,0 +1,83 @@
+"""A sink that counts what passes through it, and times the writes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from token_id_capture import reasons
+from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
+from token_id_capture.protocols import TokenSink
+from token_id_capture.records import TokenEntry
+from token_id_capture.server.http.metrics import GatewayMetrics
+from token_id_capture.sink import current_capture_context
+
+
+class MeteredSink:
+    """Passes everything to ``sink`` and back, and counts each call once, by what became of it."""
+
+    def __init__(self, sink: TokenSink, metrics: GatewayMetrics) -> None:
+        self._sink = sink
+        # A sink may lack the intents.
+        self._begin: Callable[[str, str], Awaitable[None]] | None = getattr(sink, "begin_call", None)
+        self._refuse: Callable[[str, str, str], Awaitable[None]] | None = getattr(sink, "refuse_call", None)
+        self._metrics = metrics
+
+    async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
+        """Count the call as begun, or as not sent."""
+        try:
+            if self._begin is not None:
+                await self._begin(rollout_id, model_call_id)
+        except (RolloutFrozenError, RolloutRetiredError):
+            self._metrics.count("closed")
+            raise
+        except Exception:
+            self._metrics.count("unavailable")
+            raise
+        self._metrics.begun.inc()
+
+    async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
+        """Count the call as refused."""
+        self._metrics.count("refused")
+        if self._refuse is not None:
+            await self._refuse(rollout_id, model_call_id, detail)
+
+    async def put(self, entry: TokenEntry) -> None:
+        """Time the write, and count the call as captured or late.
+
+        Of a call with several choices the entry that has the call's own id is written last.
+        """
+        try:
+            with self._metrics.timed_put():
+                await self._sink.put(entry)
+        except (RolloutFrozenError, RolloutRetiredError):
+            self._metrics.count("late")
+            raise
+        except ConflictingEntryError:
+            self._metrics.count("marked", reasons.CONFLICTING_PAYLOAD)
+            raise
+        context = current_capture_context()
+        if context is None or context.model_call_id == entry.model_call_id:
+            self._metrics.count("captured")
+
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
+        """Count the call under the reason of its mark, also where the mark fails."""
+        code, _ = reasons.split_reason(reason)
+        try:
+            await self._sink.mark_incomplete(rollout_id, model_call_id, reason)
+        except RolloutRetiredError:
+            self._metrics.count("late")
+            raise
+        except Exception:
+            self._count_mark(code)
+            raise
+        self._count_mark(code)
+
+    async def close(self) -> None:
+        """Close the sink."""
+        await self._sink.close()
+
+    def _count_mark(self, reason: str) -> None:
+        if reason == reasons.UNCAPTURED_ENDPOINT:
+            self._metrics.count("uncaptured")
+        else:
+            self._metrics.count("marked", reason or reasons.UNSPECIFIED)

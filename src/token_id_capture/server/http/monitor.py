@@ -1,0 +1,46 @@
+"""Looks twice a second at what nobody reports: the event loop and the store's queue."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from token_id_capture.protocols import TokenSink
+from token_id_capture.server.http.metrics import GatewayMetrics
+from token_id_capture.server.http.readiness import WatchedSink
+
+INTERVAL_SECONDS: Final = 0.5
+
+
+class Monitor:
+    """Keeps ``metrics`` current."""
+
+    def __init__(self, metrics: GatewayMetrics, sink: TokenSink | None) -> None:
+        self._metrics = metrics
+        self._sink = sink
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start looking, in the running event loop."""
+        self._task = asyncio.create_task(self._run(), name="tokcap-monitor")
+
+    async def stop(self) -> None:
+        """Stop looking. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            asked = loop.time()
+            await asyncio.sleep(INTERVAL_SECONDS)
+            self._metrics.loop_lag.observe(max(0.0, loop.time() - asked - INTERVAL_SECONDS))
+            self._look()
+
+    def _look(self) -> None:
+        if isinstance(self._sink, WatchedSink):
+            jobs, size = self._sink.waiting()
+            self._metrics.queue_jobs.set(jobs)
+            self._metrics.queue_bytes.set(size)

@@ -1,0 +1,67 @@
+"""Prompt ids that the engine leaves out of its replies, from its own tokenizer endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.types import Scope
+
+from token_id_capture import reasons
+from token_id_capture.server.engines.base import EngineAnswerError, TokenizesPrompts
+from token_id_capture.server.http.exchange import Exchanges
+from token_id_capture.server.http.upstream import UpstreamError
+from token_id_capture.server.wire.entries import NotCapturableError
+from token_id_capture.server.wire.request import CallBody
+from token_id_capture.server.wire.response import ServedReply
+
+
+async def add_prompt_ids(
+    served: ServedReply, engine: TokenizesPrompts, body: CallBody, exchanges: Exchanges, scope: Scope
+) -> None:
+    """Ask for the prompt of a call and give it to each choice that has none.
+
+    The engine counted the prompt when it read it. Another count means that what was rendered now
+    is not what it read.
+
+    Raises:
+        NotCapturableError: the engine does not tell the ids, or other ones than it read.
+    """
+    lacking = [choice.tokens for choice in served.choices if choice.tokens.prompt_ids is None]
+    if not lacking:
+        return
+
+    async def ask(path: str, question: Mapping[str, Any]) -> Any:
+        return await _posted(exchanges, scope, path, question)
+
+    try:
+        ids = await engine.prompt_ids(body.endpoint, body.members, ask)
+    except (EngineAnswerError, UpstreamError) as error:
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, f"no prompt token ids: {error}") from error
+    if len(ids) != served.prompt_tokens:
+        counted = "no count of" if served.prompt_tokens is None else served.prompt_tokens
+        detail = f"{len(ids)} prompt token ids from the tokenizer, {counted} prompt tokens"
+        raise NotCapturableError(reasons.TOKEN_COUNT_MISMATCH, detail)
+    for tokens in lacking:
+        tokens.prompt_ids = ids
+
+
+async def _posted(exchanges: Exchanges, scope: Scope, path: str, question: Mapping[str, Any]) -> Any:
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
+    asking = {
+        **scope,
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [*headers, (b"content-type", b"application/json")],
+    }
+    async with exchanges.open(asking, orjson.dumps(question), plain=True) as reply:
+        answer = await reply.read()
+        if reply.status != 200:
+            raise EngineAnswerError(f"POST {path} answered HTTP {reply.status}")
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise EngineAnswerError(f"POST {path} answered no JSON") from error

@@ -1,0 +1,250 @@
+"""From what a call produced to the entries that are stored, or to the reason why not.
+
+All or nothing: one choice whose arrays are missing, unequal or no numbers refuses the whole call,
+and a wrong item never just shortens an array.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from time import time
+from typing import Any, Final, TypeAlias
+
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+
+from token_id_capture import reasons
+from token_id_capture.errors import InvalidEntryError
+from token_id_capture.records import TokenEntry
+from token_id_capture.server.wire.response import ServedChoice, ServedReply
+from token_id_capture.sink import CaptureContext, describe_validation
+from token_id_capture.tokens import LogProbs, TokenIds
+
+SAMPLING_FIELDS: Final[Set[str]] = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "best_of",
+    "echo",
+    "response_format",
+    "structured_outputs",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "chat_template_kwargs",
+    # vLLM's and SGLang's own: other search than sampling, and what may be sampled at all.
+    "use_beam_search",
+    "length_penalty",
+    "allowed_token_ids",
+    "bad_words",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "custom_logit_processor",
+    # llama-server's own.
+    "n_predict",
+    "samplers",
+    "typical_p",
+    "top_n_sigma",
+    "repeat_penalty",
+    "repeat_last_n",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "grammar",
+    # Where an engine's own endpoint has them, all together.
+    "sampling_params",
+}
+"""The fields of a request that say how to sample; those that are present are stored."""
+
+SESSION_HEADERS: Final = (
+    "session-id",
+    "thread-id",
+    "x-claude-code-agent-id",
+    "x-claude-code-session-id",
+    "x-codex-parent-thread-id",
+    "x-openai-subagent",
+    "x-parent-session-id",
+    "x-session-id",
+)
+"""Headers by which harnesses tell their sessions and sub-agents apart; by default those present are stored."""
+
+_SPELLED_ID = re.compile(r"token_id:([0-9]{1,10})")
+
+
+class NotCapturableError(Exception):
+    """The call's tokens cannot be stored; ``reason`` is one of ``reasons``, ``detail`` the particulars."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class CapturedRequest:
+    """What of a request is kept with its entries."""
+
+    model: str
+    sampling: dict[str, Any]
+    session_headers: dict[str, str]
+    log_probs_mode: str | None
+
+    @classmethod
+    def of(
+        cls, body: Mapping[str, Any], headers: Headers, session_headers: Iterable[str], log_probs_mode: str | None
+    ) -> CapturedRequest:
+        """Pick it from the body and the headers."""
+        model = body.get("model")
+        sampling = {name: value for name, value in body.items() if name in SAMPLING_FIELDS and value is not None}
+        wanted = frozenset(session_headers)
+        session: dict[str, str] = {}
+        for name, value in headers.items():
+            if name in wanted:
+                session.setdefault(name, value)
+        return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
+
+
+def entries_from(context: CaptureContext, request: CapturedRequest, reply: ServedReply) -> list[TokenEntry]:
+    """One entry for each choice; the first has the call's own id, the others add their position.
+
+    Raises:
+        NotCapturableError: the tokens are missing, not equally many, or no tokens.
+    """
+    if reply.problem is not None:
+        raise NotCapturableError(reasons.INVALID_TOKENS, reply.problem)
+    if not reply.choices:
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, "the reply has no choices")
+    arrays = [_arrays(position, choice, reply) for position, choice in enumerate(reply.choices)]
+    _check_counts(arrays, reply.completion_tokens)
+    prompts: dict[int, TokenIds] = {}
+    shared: dict[str, Any] = {
+        "rollout_id": context.rollout_id,
+        "model": reply.model or request.model,
+        "created_at": time(),
+        "response_id": reply.response_id,
+        "sampling": request.sampling,
+        "log_probs_mode": request.log_probs_mode,
+        **({"session_headers": request.session_headers} if request.session_headers else {}),
+    }
+    entries: list[TokenEntry] = []
+    for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(reply.choices, arrays, strict=True)):
+        tokens = choice.tokens
+        spans = tokens.weight_versions
+        try:
+            if id(prompt) not in prompts:
+                prompts[id(prompt)] = TokenIds.of(prompt)
+            entry = TokenEntry(
+                **shared,
+                model_call_id=f"{context.model_call_id}.{position}" if position else context.model_call_id,
+                prompt_token_ids=prompts[id(prompt)],
+                generation_token_ids=TokenIds.of(ids),
+                generation_log_probs=LogProbs.of(log_probs),
+                routed_experts=tokens.routed_experts,
+                output_items=[choice.item],
+                token_item_index=0,
+                finish_reason=choice.finish_reason,
+                weight_version=tokens.weight_version,
+                **({"weight_versions": spans} if spans and tokens.weight_version is None else {}),
+            )
+        except InvalidEntryError as error:
+            raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {error}") from error
+        except ValidationError as error:
+            problem = describe_validation(error)
+            raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {problem}") from error
+        entries.append(entry)
+    return entries
+
+
+_Arrays: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
+
+
+def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
+    """The prompt ids, ids and log probabilities of a choice; an empty generation may lack the latter two."""
+    tokens = choice.tokens
+    if tokens.problem is not None:
+        raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {tokens.problem}")
+    named = [ids for ids in (tokens.log_prob_ids, _spelled_ids(tokens.texts)) if ids is not None]
+    ids = next(iter(named), None) if tokens.ids is None else tokens.ids
+    log_probs = tokens.log_probs
+    if reply.completion_tokens == 0 or (ids is not None and not ids):
+        ids, log_probs = ids or [], log_probs or []
+    prompt = tokens.prompt_ids or None  # nothing is sampled after nothing
+    if prompt is None or ids is None or log_probs is None:
+        wanted = (("prompt token ids", prompt), ("token ids", ids), ("log probabilities", log_probs))
+        missing = ", ".join(f"no {name}" for name, values in wanted if values is None)
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, f"choice {position} has {missing}")
+    _check_types(position, ids, log_probs)
+    for witness in named:
+        if len(ids) == len(log_probs):
+            _check_same(position, ids, witness)
+    return prompt, ids, log_probs
+
+
+def _check_types(position: int, ids: Sequence[Any], log_probs: Sequence[Any]) -> None:
+    """Packing takes booleans for numbers, and refuses all else that is none."""
+    for name, values in (("token ids", ids), ("log probabilities", log_probs)):
+        if isinstance(values, list) and bool in set(map(type, values)):
+            raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: a boolean among the {name}")
+
+
+def _check_same(position: int, ids: Sequence[Any], witness: list[Any]) -> None:
+    """The ids are those that the log probabilities name."""
+    if ids == witness:
+        return
+    if len(witness) != len(ids):
+        detail = f"choice {position}: {len(ids)} token ids, but the log probabilities name {len(witness)}"
+        raise NotCapturableError(reasons.INVALID_TOKENS, detail)
+    different = (index for index, pair in enumerate(zip(witness, ids, strict=True)) if pair[0] != pair[1])
+    if (first := next(different, None)) is None:
+        return  # a number such as 7.0, which packed ids are never equal to
+    detail = f"choice {position}: token id {first} is {ids[first]}, but its log probability is for {witness[first]}"
+    raise NotCapturableError(reasons.INVALID_TOKENS, detail)
+
+
+def _check_counts(arrays: Sequence[_Arrays], completion_tokens: int | None) -> None:
+    """As many ids as log probabilities in each choice, and as many in all as the engine counted."""
+    ids = log_probs = 0
+    equal = True
+    for _, choice_ids, choice_log_probs in arrays:
+        ids += len(choice_ids)
+        log_probs += len(choice_log_probs)
+        equal = equal and len(choice_ids) == len(choice_log_probs)
+    if not equal or ids != completion_tokens:
+        counted = "no count of" if completion_tokens is None else completion_tokens
+        detail = f"{ids} token ids, {log_probs} log probabilities, {counted} completion tokens"
+        raise NotCapturableError(reasons.TOKEN_COUNT_MISMATCH, detail)
+
+
+def _spelled_ids(texts: list[Any] | None) -> list[Any] | None:
+    """The ids that token texts spell as ``token_id:N``; None unless all of them do."""
+    if not texts:
+        return None
+    ids: list[Any] = []
+    for text in texts:
+        match = _SPELLED_ID.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            return None
+        ids.append(int(match[1]))
+    return ids

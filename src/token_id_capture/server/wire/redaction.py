@@ -1,0 +1,96 @@
+"""What the client sees of a captured reply: the engine's bytes, less what it did not ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from token_id_capture.server.engines.base import PROVIDER_FIELDS, choices_of
+from token_id_capture.server.text.json_splice import EVERY, Hidden, Splicer
+from token_id_capture.server.text.sse import Event
+from token_id_capture.server.wire.fast_parse import ReplyBody
+
+_logger = logging.getLogger(__name__)
+
+
+class ClientView:
+    """Hides what was added for the capture, in replies and in the events of a stream.
+
+    ``hide_usage`` swallows the chunk that only tells the usage, where the client had not asked for it.
+    """
+
+    def __init__(self, hidden: tuple[Hidden, ...], *, hide_usage: bool) -> None:
+        self._splicer = Splicer([*hidden, *_moved_aside(hidden)])
+        paths = [rule.path for rule in hidden]
+        self._hidden_extensions = {path for path in paths if len(path) == 2 and path[0] != EVERY}
+        self._hidden_delta = {path[3] for path in paths if path[:3] == ("choices", "*", "delta")}
+        # "index" names the choice and "delta" is looked into; neither says anything of its own.
+        members = {path[2] for path in paths if path[:2] == ("choices", "*") and len(path) == 3}
+        self._silent = {"index", "delta"} | members
+        self._hide_usage = hide_usage
+
+    def reply(self, reply: ReplyBody) -> bytes:
+        """A complete reply, or the data of one event, as the client sees it."""
+        try:
+            return reply.visible(self._splicer)
+        except ValueError as error:
+            # More than it asked for does a client no harm; a broken reply would.
+            _logger.warning("a reply is passed on with the token fields in it: %s", error)
+            return reply.text
+
+    def event(self, event: Event, data: ReplyBody) -> bytes:
+        """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
+        chunk = data.parsed
+        if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
+            return b""
+        visible = self.reply(data)
+        return event.raw if visible is data.text else event.with_data(visible)
+
+    def _is_extension(self, chunk: Mapping[str, Any]) -> bool:
+        """Whether the chunk has no choice, only an extension of which all is hidden: it would not have come."""
+        if chunk.get("choices") != [] or chunk.get("usage") is not None:
+            return False
+        said = [(name, key) for name, _ in self._hidden_extensions for key in _said(chunk.get(name))]
+        return bool(said) and self._hidden_extensions.issuperset(said)
+
+    def _is_hidden(self, chunk: Mapping[str, Any]) -> bool:
+        """Whether the deltas say something, but only what is hidden. An engine that is told to leave
+        reasoning out sends no such chunk."""
+        if not self._hidden_delta:
+            return False
+        said: set[str] = set()
+        for _, choice in choices_of(chunk):
+            delta = choice.get("delta")
+            beside = any(value is not None and key not in self._silent for key, value in choice.items())
+            if beside or not isinstance(delta, Mapping):
+                return False
+            said.update(_said(delta))
+        return bool(said) and said <= self._hidden_delta
+
+
+@lru_cache(maxsize=256)
+def client_view(hidden: tuple[Hidden, ...], *, hide_usage: bool) -> ClientView:
+    """The view that all clients share who asked alike."""
+    return ClientView(hidden, hide_usage=hide_usage)
+
+
+def _said(holder: object) -> list[str]:
+    """The keys of an object whose value says something."""
+    return [key for key, value in holder.items() if value is not None] if isinstance(holder, Mapping) else []
+
+
+def _moved_aside(hidden: tuple[Hidden, ...]) -> Iterator[Hidden]:
+    """The same rules for where LiteLLM puts the members of a reply, a choice or a message."""
+    for rule in hidden:
+        *holder, name = rule.path
+        yield Hidden((*holder, PROVIDER_FIELDS, name), cut=True)
+        if holder == ["choices", EVERY]:
+            for inner in ("message", "delta"):
+                yield Hidden((*holder, inner, PROVIDER_FIELDS, name), cut=True)
+
+
+def is_usage_only(chunk: Mapping[str, Any]) -> bool:
+    """Whether this is the chunk at the end of a stream that tells the usage and nothing else."""
+    return chunk.get("choices") == [] and chunk.get("usage") is not None

@@ -1,0 +1,97 @@
+"""The body of a captured request, and what is sent to the engine in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import orjson
+
+from token_id_capture.server.engines.base import Endpoint, Engine
+from token_id_capture.server.text.json_splice import set_members
+from token_id_capture.server.wire.endpoints import expected_choices
+
+Streaming: TypeAlias = Literal["auto", "always", "never"]
+"""Whether the engine is asked for a stream where the client wants one: ``auto`` leaves it to the strategy."""
+
+_TRUE: Final = (True, "true", "True", "1")  # as engines that validate with pydantic read it
+
+
+class CallBody:
+    """A generation request: the client's object, and the engine's bytes made from it."""
+
+    def __init__(self, endpoint: Endpoint, members: Mapping[str, Any]) -> None:
+        self.endpoint = endpoint
+        self.members = members
+        self.expected_choices = expected_choices(endpoint, members)
+        self.streams = members.get("stream") in _TRUE
+        self.stream_upstream = self.streams
+
+    @classmethod
+    def parse(cls, endpoint: Endpoint, raw: bytes) -> CallBody | None:
+        """Read a body; None if it is no JSON object, which is for the engine to complain about."""
+        try:
+            members = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            # Engines in Python also take what only the standard library takes: NaN, lone
+            # surrogates, UTF-16. What they would answer must be captured.
+            try:
+                members = json.loads(raw)
+            except (ValueError, RecursionError):
+                return None
+        return cls(endpoint, members) if isinstance(members, dict) else None
+
+    @property
+    def model(self) -> str:
+        """The model that was asked for; empty if the request names none."""
+        model = self.members.get("model")
+        return model if isinstance(model, str) else ""
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the client wants the chunk that tells the usage."""
+        options = self.members.get("stream_options")
+        return isinstance(options, Mapping) and bool(options.get("include_usage"))
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The members, with ``stream`` as the engine is asked."""
+        return {**self.members, "stream": self.stream_upstream} if "stream" in self.members else self.members
+
+    def decide_streaming(self, engine: Engine, streaming: Streaming) -> None:
+        """Whether a stream that the client wants is also asked of the engine."""
+        if self.streams and self.endpoint is not Endpoint.GENERATE and streaming != "always":
+            self.stream_upstream = streaming == "auto" and engine.can_stream(self.endpoint, self.members)
+
+    def for_engine(self, engine: Engine, raw: bytes) -> bytes | None:
+        """The client's text ``raw`` with the engine's fields, all else as it was; None if it cannot be edited."""
+        fields = engine.request_fields(self.endpoint, self.asked)
+        options = self.members.get("stream_options")
+        if self.stream_upstream and self.endpoint is not Endpoint.GENERATE:
+            known = options if isinstance(options, Mapping) else {}
+            fields["stream_options"] = {**known, "include_usage": True}
+        elif self.streams and not self.stream_upstream:
+            fields["stream"] = False
+            if options is not None:
+                fields["stream_options"] = None  # without a stream they are refused
+        return self._with(raw, {name: value for name, value in fields.items() if not self._has(name, value)})
+
+    def _with(self, raw: bytes, changed: Mapping[str, Any]) -> bytes | None:
+        if not changed:
+            return raw
+        encoding = json.detect_encoding(raw)
+        if encoding == "utf-8" and self.members and not self.members.keys() & changed.keys():
+            # Nothing is replaced, so the long text in between need not be looked at, nor copied but once.
+            end = raw.rindex(b"}")
+            added = orjson.dumps(changed)[1:]
+            return b"".join((memoryview(raw)[:end], b",", added, memoryview(raw)[end + 1 :]))
+        try:
+            text = set_members(raw.decode(encoding, "surrogatepass"), changed)
+        except ValueError:
+            return None  # nested too deeply to be followed
+        return text.encode(encoding, "surrogatepass")
+
+    def _has(self, name: str, value: Any) -> bool:
+        known = self.members.get(name)
+        return type(known) is type(value) and known == value

@@ -1,0 +1,131 @@
+"""What one captured call produced, read from a complete reply or merged from the chunks of a stream.
+
+Both ways give the same ``ServedReply`` for the same generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from token_id_capture.server.engines.base import ChoiceTokens, Endpoint, Reader, choices_of
+from token_id_capture.server.wire.messages import MessageMerger, message_item
+
+
+@dataclass
+class ServedChoice:
+    """One choice: its assistant message as a content item, and its tokens."""
+
+    item: dict[str, Any]
+    finish_reason: str | None
+    tokens: ChoiceTokens
+
+
+@dataclass
+class ServedReply:
+    """A whole reply; ``choices`` are in the order of their indices.
+
+    ``completion_tokens`` and ``prompt_tokens`` are the engine's own counts. ``problem`` says why the
+    choices cannot be told apart.
+    """
+
+    response_id: str | None = None
+    model: str | None = None
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    choices: list[ServedChoice] = field(default_factory=list)
+    problem: str | None = None
+
+    def add_head(self, reply: Mapping[str, Any]) -> None:
+        """Take id, model and token counts where a reply or chunk has them."""
+        self.response_id = self.response_id or _text(reply.get("id"))
+        self.model = self.model or _text(reply.get("model"))
+        usage = reply.get("usage")
+        if isinstance(usage, Mapping):
+            self.completion_tokens = _count(usage.get("completion_tokens"), self.completion_tokens)
+            self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
+
+
+def read_reply(reader: Reader, endpoint: Endpoint, reply: Any) -> ServedReply:
+    """Read a complete reply."""
+    shown = reader.add(reply)
+    served = ServedReply()
+    served.add_head(shown)
+    tokens = reader.tokens()
+    choices = sorted(choices_of(shown), key=lambda numbered: numbered[0])
+    for index, choice in choices:
+        item = message_item(_content(endpoint, choice, "message"))
+        finish_reason = _text(choice.get("finish_reason"))
+        served.choices.append(ServedChoice(item, finish_reason, tokens.get(index) or ChoiceTokens()))
+    if len({index for index, _ in choices}) < len(choices):
+        served.problem = "two choices have the same index"
+    return served
+
+
+class StreamMerger:
+    """Merges the chunks of a stream, and knows how far each choice is."""
+
+    def __init__(self, reader: Reader, endpoint: Endpoint, expected_choices: int) -> None:
+        self._reader = reader
+        self._endpoint = endpoint
+        self._expected = expected_choices
+        self._messages: dict[int, MessageMerger] = {}
+        self._finish_reasons: dict[int, str] = {}
+        self._served = ServedReply()
+
+    @property
+    def generated(self) -> bool:
+        """Whether all choices that were expected have their finish reason."""
+        return len(self._finish_reasons) >= self._expected and not self.unfinished
+
+    @property
+    def counted(self) -> bool:
+        """Whether the engine said how many tokens it generated."""
+        return self._served.completion_tokens is not None
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The choices that began and have no finish reason yet."""
+        return [index for index in self._messages if index not in self._finish_reasons]
+
+    def add(self, chunk: Mapping[str, Any]) -> None:
+        """Take the next chunk."""
+        shown = self._reader.add(chunk)
+        self._served.add_head(shown)
+        for index, choice in choices_of(shown):
+            if self._endpoint is Endpoint.GENERATE or index not in self._messages:
+                self._messages[index] = MessageMerger()  # a generate chunk has the whole message so far
+            self._messages[index].add(_content(self._endpoint, choice, "delta"))
+            finish_reason = _text(choice.get("finish_reason"))
+            if finish_reason is not None:
+                self._finish_reasons[index] = finish_reason
+
+    def reply(self) -> ServedReply:
+        """The whole reply."""
+        tokens = self._reader.tokens()
+        self._served.choices = [
+            ServedChoice(
+                message_item(self._messages[index].message()),
+                self._finish_reasons.get(index),
+                tokens.get(index, ChoiceTokens()),
+            )
+            for index in sorted(self._messages)
+        ]
+        return self._served
+
+
+def _content(endpoint: Endpoint, choice: Mapping[str, Any], carrier: str) -> Mapping[str, Any]:
+    """The message or delta of a choice; the text of a completion counts as content."""
+    if endpoint is Endpoint.COMPLETIONS:
+        return {"content": choice.get("text")}
+    content = choice.get("message" if endpoint is Endpoint.GENERATE else carrier)
+    return content if isinstance(content, Mapping) else {}
+
+
+def _count(value: object, known: int | None) -> int | None:
+    return value if type(value) is int else known
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,69 @@
+"""A stream made from a whole reply, for a client that wanted one where the engine cannot give it.
+
+The chunks are those that OpenAI's server sends: the role, then reasoning, text and tool calls, then
+the finish reason, for each choice; at the end the usage, if the client asked for it, and ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import orjson
+
+from token_id_capture.server.engines.base import Endpoint
+from token_id_capture.server.text.sse import DONE
+
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+_ENDING: Final = ("finish_reason", "stop_reason", "matched_stop")
+
+
+def event_stream(endpoint: Endpoint, reply: Mapping[str, Any], *, with_usage: bool) -> bytes:
+    """The reply, as its client sees it, as server-sent events."""
+    chunks = list(_chunks(endpoint, reply))
+    if with_usage:
+        chunks.append({**_head(endpoint, reply), "choices": [], "usage": reply.get("usage")})
+    return b"".join(b"data: " + data + b"\n\n" for data in (*map(orjson.dumps, chunks), DONE))
+
+
+def _head(endpoint: Endpoint, reply: Mapping[str, Any]) -> dict[str, Any]:
+    members = ("id", "object", "created", "model", "system_fingerprint", "service_tier")
+    head = {name: reply[name] for name in members if reply.get(name) is not None}
+    return {**head, "object": "chat.completion.chunk" if endpoint is Endpoint.CHAT else "text_completion"}
+
+
+def _chunks(endpoint: Endpoint, reply: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    head = _head(endpoint, reply)
+    # What belongs to the whole reply and is no part of OpenAI's, such as the prompt's ids, comes once.
+    extra = {name: value for name, value in reply.items() if name not in head and name not in ("choices", "usage")}
+    choices = reply.get("choices")
+    for position, choice in enumerate(choices if isinstance(choices, list) else ()):
+        if not isinstance(choice, Mapping):
+            continue
+        index = choice.get("index", position)
+        for part in _chat_parts(choice) if endpoint is Endpoint.CHAT else [dict(choice)]:
+            yield {**head, **extra, "choices": [{"index": index, **part}]}
+            extra = {}
+
+
+def _chat_parts(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One choice in pieces. What stands beside its message goes with the first piece that says something."""
+    message = choice.get("message")
+    said = {key: value for key, value in message.items() if value is not None} if isinstance(message, Mapping) else {}
+    beside = {key: value for key, value in choice.items() if key not in ("index", "message", *_ENDING)}
+    yield {"delta": {"role": said.pop("role", "assistant"), "content": ""}, "logprobs": None, "finish_reason": None}
+    calls = said.pop("tool_calls", None)
+    content = said.pop("content", None)
+    deltas: list[dict[str, Any]] = [{key: value} for key, value in said.items() if value != []]
+    if content or not (deltas or calls):
+        deltas.append({"content": content or ""})
+    if isinstance(calls, list):
+        deltas += [
+            {"tool_calls": [{**call, "index": number}]}
+            for number, call in enumerate(calls)
+            if isinstance(call, Mapping)
+        ]
+    for delta in deltas:
+        yield {"delta": delta, "finish_reason": None, **beside}
+        beside = {}
+    yield {"delta": {}, **{name: choice[name] for name in _ENDING if name in choice}}

@@ -1,0 +1,125 @@
+"""Where a capture database may lie: its path, and the file systems on which WAL mode is safe.
+
+WAL mode shares memory between processes through a mapped file, so it needs one kernel and coherent
+``mmap`` (https://www.sqlite.org/wal.html). Network and pass-through file systems have neither, and
+fail silently.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+from token_id_capture.errors import UnsupportedFileSystemError, UnusableDatabaseError
+from token_id_capture.store.file.warnings import VolatileStorageWarning, warn
+
+DATABASE_NAME: Final = "token_captures.db"
+
+_REFUSED: Final = (
+    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "lustre"),
+    *("nfs", "smb", "smb3", "smbfs", "vboxsf", "virtiofs"),
+)
+_VOLATILE: Final = ("tmpfs", "ramfs")
+
+
+def database_path(database: str | Path) -> Path:
+    """The absolute path of the database file that ``database`` means.
+
+    A directory, an existing one or a path without a suffix, means the file ``token_captures.db`` in
+    it. An SQLAlchemy URL (``sqlite:///relative``, ``sqlite:////absolute``) means its file.
+
+    Raises:
+        UnusableDatabaseError: a URL of another database system, or of one in memory.
+    """
+    text = os.fspath(database)
+    if "://" in text:
+        scheme, _, rest = text.partition("://")
+        name = unquote(rest.partition("?")[0]).removeprefix("/")
+        if scheme.partition("+")[0] != "sqlite" or not name or name.startswith(":"):
+            raise UnusableDatabaseError(
+                f"cannot use {scheme}://... as a capture database: only SQLite files are supported, "
+                "as in sqlite:////absolute/path/captures.db"
+            )
+        return Path(os.path.abspath(name))
+    path = Path(os.path.abspath(text))
+    if path.is_dir() or text.endswith(os.sep) or (not path.suffix and not path.is_file()):
+        return path / DATABASE_NAME
+    return path
+
+
+def file_uri(path: Path, mode: str) -> str:
+    """The URI of a database file for SQLite; ``mode`` is ``ro`` or ``rw``."""
+    return f"file:{quote(str(path))}?mode={mode}"
+
+
+def missing(path: Path) -> UnusableDatabaseError:
+    """The error for a database that should exist and does not."""
+    return UnusableDatabaseError(f"there is no capture database at {path}: check the path given with --database")
+
+
+def check_file_system(path: Path) -> None:
+    """Refuse a place where WAL mode loses data; warn where a restart of the machine does.
+
+    Raises:
+        UnsupportedFileSystemError: a network or pass-through file system.
+    """
+    kind = file_system_of(path)
+    if kind is None:
+        return
+    if is_refused(kind):
+        raise UnsupportedFileSystemError(
+            f"{path} lies on {kind}, where several processes cannot share a WAL database without losing data. "
+            "Put it on a local disk of this machine, and copy it afterwards with tokcap backup."
+        )
+    if is_volatile(kind):
+        warn(
+            f"{path} lies on {kind}: a restart of the machine loses it. Use a disk for runs that matter.",
+            VolatileStorageWarning,
+        )
+
+
+def is_refused(kind: str) -> bool:
+    """Whether WAL mode loses data on this type of file system."""
+    family = kind.partition(".")[0]
+    # nfs4, nfsd: any protocol version.
+    return family in _REFUSED or family.startswith("nfs")
+
+
+def is_volatile(kind: str) -> bool:
+    """Whether a restart of the machine empties this type of file system."""
+    return kind.partition(".")[0] in _VOLATILE
+
+
+def file_system_of(path: Path, mounts: str = "/proc/self/mountinfo") -> str | None:
+    """The type of the file system that holds ``path`` (which need not exist yet).
+
+    None where the system does not say, as on macOS.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    real = os.path.realpath(path)
+    best, kind = -1, None
+    for line in lines:
+        left, separator, right = line.partition(" - ")
+        fields = left.split()
+        if not separator or len(fields) < 5:
+            continue
+        mount_point = _unescape(fields[4])
+        inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
+        # A later line of the same length was mounted over the earlier one.
+        if inside and len(mount_point) >= best:
+            best, kind = len(mount_point), right.split()[0]
+    return kind
+
+
+def _unescape(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text

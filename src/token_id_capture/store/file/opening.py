@@ -1,0 +1,47 @@
+"""Open the database of a process that writes: check where it lies, create it, bring it up to date."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from token_id_capture.store.file.connections import create_file, translated, warn_about_wal_reset, writing_engine
+from token_id_capture.store.file.location import check_file_system, missing
+from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.migrate import migrate
+from token_id_capture.store.file.revision import HEAD_REVISION, file_revision
+
+
+def open_for_writing(path: Path, gate: Gate, *, create: bool, gate_held: bool = False) -> Engine:
+    """An engine on an up-to-date database. Many processes may do this at once.
+
+    Raises:
+        UnusableDatabaseError: the file is missing and ``create`` is false, or cannot be used.
+        NewerSchemaError: a newer release wrote the file.
+        UnsupportedFileSystemError: WAL mode is not safe where the file lies.
+    """
+    check_file_system(path)
+    warn_about_wal_reset(path)
+    engine: Engine | None = None
+    try:
+        exists = path.exists()
+        if not exists and not create:
+            raise missing(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The usual case, a file that is up to date, needs no lock.
+        current = exists and path.stat().st_size > 0 and file_revision(path) == HEAD_REVISION
+        engine = writing_engine(path)
+        if not current:
+            with contextlib.nullcontext() if gate_held else gate:
+                create_file(path)
+                migrate(engine, path)
+    except Exception as error:
+        if engine is not None:
+            engine.dispose()
+        problem = translated(error, path)
+        if problem is not None:
+            raise problem from error
+        raise
+    return engine

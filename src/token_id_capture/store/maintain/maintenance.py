@@ -1,0 +1,92 @@
+"""Housekeeping that writes: a connection of its own, and short transactions behind the gate.
+
+It takes turns with the writers of running processes, one step at a time, and leaves the gate to
+them for as long as its latest step took.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from token_id_capture.store.file.connections import BUSY_TIMEOUT_MILLISECONDS, translated
+from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.opening import open_for_writing
+from token_id_capture.store.write.queue import Batch
+
+# flock does not hand over in order: whoever unlocks and locks again at once overtakes those who wait.
+_SHORTEST_PAUSE_SECONDS: Final = 0.001
+_CHECKPOINT_ATTEMPTS: Final = 20
+_CHECKPOINT_PAUSE_SECONDS: Final = 0.1
+
+
+class Maintenance:
+    """The writing connection of a housekeeping command; see ``maintenance``."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, gate: Gate) -> None:
+        self.path = path
+        self.connection = connection
+        self._gate = gate
+
+    @contextmanager
+    def turn(self) -> Iterator[sqlite3.Connection]:
+        """One step behind the gate, then a pause of the same length for others."""
+        with self._gate:
+            begun = time.monotonic()
+            yield self.connection
+        time.sleep(max(_SHORTEST_PAUSE_SECONDS, time.monotonic() - begun))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Batch]:
+        """One step in a transaction, which commits unless an error leaves the block."""
+        with self.turn() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield Batch(connection, writer_id="", now=time.time(), shortage="")
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def checkpoint(self) -> bool:
+        """Move the WAL into the file and cut both to size; False if a reader kept it from that."""
+        for _ in range(_CHECKPOINT_ATTEMPTS):
+            with self.turn() as connection:
+                # The gate is not kept while a reader has the WAL.
+                connection.execute("PRAGMA busy_timeout = 0")
+                busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}")
+            if not busy:
+                return True
+            time.sleep(_CHECKPOINT_PAUSE_SECONDS)
+        return False
+
+
+@contextmanager
+def maintenance(path: Path) -> Iterator[Maintenance]:
+    """Open an existing database for housekeeping; errors of SQLite inside the block are translated.
+
+    Raises:
+        UnusableDatabaseError: it is missing or cannot be used.
+    """
+    gate = Gate(path)
+    try:
+        engine = open_for_writing(path, gate, create=False)
+        pooled = engine.raw_connection()
+        try:
+            driver: Any = pooled.driver_connection
+            yield Maintenance(path, driver, gate)
+        finally:
+            # The last connection that closes makes a checkpoint, which belongs behind the gate.
+            with gate:
+                pooled.close()
+                engine.dispose()
+    except sqlite3.Error as error:
+        raise translated(error, path) or error from error
+    finally:
+        gate.close()

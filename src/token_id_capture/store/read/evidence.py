@@ -1,0 +1,143 @@
+"""One rollout as a whole, for those who only look: nothing is frozen and nothing changed.
+
+Use it on a connection of ``reading.read_only``. Each function reads in one short transaction, so
+what it returns is one state of the rollout, whoever writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.store.codec import unpack_rollout
+from token_id_capture.store.file.read_only import transaction
+from token_id_capture.store.outcome_order import OLDEST_FIRST
+from token_id_capture.store.read import queries
+from token_id_capture.store.read.summaries import FlagSummary, IntentSummary, LateWriteSummary
+
+_ROLLOUTS_PER_PAGE: Final = 200
+
+# The plus keeps SQLite from the index by state, after which every page would have to be sorted.
+_PAGE = "SELECT rollout_id FROM rollouts WHERE rollout_id > ? AND +state IN ({states}) ORDER BY rollout_id LIMIT ?"
+_ROLLOUT = """
+    SELECT state, version, snapshot_id, opened_at, frozen_at, retired_at,
+           EXISTS (SELECT 1 FROM incomplete_flags AS f WHERE f.rollout_id = r.rollout_id)
+        OR EXISTS (SELECT 1 FROM call_intents AS i WHERE i.rollout_id = r.rollout_id AND i.outcome IS NULL)
+    FROM rollouts AS r WHERE rollout_id = ?
+"""
+_SNAPSHOT = "SELECT version, incomplete FROM snapshots WHERE snapshot_id = ? ORDER BY version DESC LIMIT 1"
+# Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
+_VERDICTS = f"""
+    SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
+    WHERE rollout_id = ? AND recorded_at >= ? ORDER BY {OLDEST_FIRST}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a consumer, or an administrator, recorded of a snapshot."""
+
+    version: int
+    outcome: str
+    reason: str
+    metrics: dict[str, Any]
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One state of one rollout. Times in seconds since the epoch, None if it has not come to that.
+
+    ``snapshot`` is what a freeze would have given at this moment: the latest snapshot of a frozen
+    rollout, incomplete if a mark landed after it; of an open one all that is stored so far, with an
+    empty ``snapshot_id``; of a retired one it is empty, for its evidence is gone.
+    """
+
+    rollout_id: str
+    state: str
+    opened_at: float
+    frozen_at: float | None
+    retired_at: float | None
+    snapshot: TokenCaptureSnapshot
+    verdicts: tuple[Verdict, ...]
+    flags: tuple[FlagSummary, ...] = ()
+    intents: tuple[IntentSummary, ...] = ()
+    late_writes: tuple[LateWriteSummary, ...] = ()
+
+
+def rollout_ids(connection: sqlite3.Connection, states: tuple[str, ...]) -> Iterator[str]:
+    """The ids of all rollouts in these states, in their order, a page at a time."""
+    after, statement = "", _PAGE.format(states=", ".join("?" * len(states)))
+    while page := connection.execute(statement, (after, *states, _ROLLOUTS_PER_PAGE)).fetchall():
+        yield from (row[0] for row in page)
+        after = page[-1][0]
+
+
+def count_rollouts(connection: sqlite3.Connection, states: tuple[str, ...]) -> int:
+    """How many rollouts are in these states."""
+    statement = f"SELECT count(*) FROM rollouts WHERE state IN ({', '.join('?' * len(states))})"
+    return int(connection.execute(statement, states).fetchone()[0])
+
+
+def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything: bool = True) -> Evidence:
+    """Read one rollout; without ``everything`` only its snapshot and verdicts.
+
+    Raises:
+        UnknownRolloutError: there is no row of it.
+        CorruptCaptureError: stored tokens do not match their digest; the message names the call.
+    """
+    with transaction(connection):
+        row = connection.execute(_ROLLOUT, (rollout_id,)).fetchone()
+        if row is None:
+            raise queries.unknown(rollout_id)
+        state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
+        head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
+        verdicts = connection.execute(_VERDICTS, (rollout_id, opened_at)).fetchall()
+        more: dict[str, Any] = (
+            {
+                "flags": queries.flags(connection.execute, rollout_id),
+                "intents": queries.intents(connection.execute, rollout_id),
+                "late_writes": queries.late_writes(connection.execute, rollout_id),
+            }
+            if everything
+            else {}
+        )
+    if head is not None:
+        incomplete = bool(head[1]) or version > head[0]
+    # The transaction is over: joining and checking the tokens must not pin the WAL.
+    snapshot = TokenCaptureSnapshot(
+        rollout_id,
+        unpack_rollout(rollout_id, rows),
+        incomplete=bool(incomplete),
+        snapshot_id=snapshot_id if head is not None else "",
+        version=version,
+    )
+    return Evidence(
+        rollout_id,
+        state,
+        opened_at,
+        frozen_at,
+        retired_at,
+        snapshot,
+        tuple(_verdict(*row) for row in verdicts),
+        **more,
+    )
+
+
+def _entry_rows(
+    connection: sqlite3.Connection, rollout_id: str, state: str, snapshot_id: str | None
+) -> tuple[tuple[int, int] | None, queries.Rows]:
+    """Version and completeness of the latest snapshot, None if there is none, and the rows of the calls."""
+    if state != "frozen":
+        return None, queries.entry_rows(connection.execute, rollout_id)
+    head = connection.execute(_SNAPSHOT, (snapshot_id,)).fetchone()
+    return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0])
+
+
+def _verdict(version: int, outcome: str, reason: str, metrics: str, recorded_at: float) -> Verdict:
+    return Verdict(version, outcome, reason, orjson.loads(metrics), recorded_at)

@@ -1,0 +1,102 @@
+"""What became of all rollouts of a database, counted. Read-only; each statement is a short read of its own.
+
+Outcomes outlive the rollouts that they are of, so this also counts what was delivered and retired.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+from token_id_capture.store.outcome_order import FORBIDS_TRAINING, latest_of
+
+# An administrator's release says nothing about a build, so what was decided before it counts.
+_LATEST: Final = f"""
+    FROM build_outcomes AS o
+    WHERE o.outcome_id = {latest_of("o.snapshot_id", "l.outcome <> 'released'")}
+"""
+_SPAN = "SELECT min(recorded_at), max(recorded_at) FROM build_outcomes WHERE outcome <> 'released'"
+_COUNTS = f"""
+    SELECT CAST((o.recorded_at - :start) / :width AS INTEGER) AS slot, o.outcome, o.reason, count(*),
+           coalesce(sum(json_extract(o.metrics, '$.generated_tokens_captured')), 0),
+           coalesce(sum(json_extract(o.metrics, '$.generated_tokens_delivered')), 0)
+    {_LATEST} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
+_STATES = "SELECT state, count(*) FROM rollouts GROUP BY state"
+_FLAGS = """
+    SELECT reason, count(*), count(DISTINCT rollout_id) FROM incomplete_flags GROUP BY reason ORDER BY 2 DESC, 1
+"""
+_OPEN_CALLS = "SELECT count(*) FROM call_intents WHERE outcome IS NULL"
+_KEPT = f"""
+    SELECT o.rollout_id, o.version, o.outcome, o.reason, o.recorded_at
+    FROM build_outcomes AS o JOIN rollouts AS r ON r.rollout_id = o.rollout_id AND r.snapshot_id = o.snapshot_id
+    WHERE o.{FORBIDS_TRAINING} AND r.state = 'frozen' AND o.outcome_id = {latest_of("o.snapshot_id")}
+    ORDER BY o.outcome_id DESC LIMIT ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCount:
+    """Rollouts with one outcome and reason in one slot of time, by their latest outcome.
+
+    ``captured`` and ``delivered`` are sampled tokens, as far as the outcomes' metrics tell.
+    """
+
+    slot: int
+    outcome: str
+    reason: str
+    rollouts: int
+    captured: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlagCount:
+    """How often a reason made rollouts incomplete that are still in the file."""
+
+    reason: str
+    flags: int
+    rollouts: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEvidence:
+    """A masked or failed rollout whose captures are in the file."""
+
+    rollout_id: str
+    version: int
+    outcome: str
+    reason: str
+    recorded_at: float
+
+
+def outcome_span(connection: sqlite3.Connection) -> tuple[float, float] | None:
+    """When the first and the last outcome was recorded; None if none was."""
+    first, last = connection.execute(_SPAN).fetchone()
+    return None if first is None else (first, last)
+
+
+def outcome_counts(connection: sqlite3.Connection, start: float, width: float) -> list[OutcomeCount]:
+    """Rollouts by outcome and reason, in slots of ``width`` seconds from ``start`` on."""
+    return [OutcomeCount(*row) for row in connection.execute(_COUNTS, {"start": start, "width": width}).fetchall()]
+
+
+def state_counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """Rollouts by state."""
+    return dict(connection.execute(_STATES).fetchall())
+
+
+def flag_counts(connection: sqlite3.Connection) -> list[FlagCount]:
+    """Flags by reason, the most frequent first."""
+    return [FlagCount(*row) for row in connection.execute(_FLAGS).fetchall()]
+
+
+def open_calls(connection: sqlite3.Connection) -> int:
+    """Calls that were begun and have not ended."""
+    return int(connection.execute(_OPEN_CALLS).fetchone()[0])
+
+
+def kept_evidence(connection: sqlite3.Connection, limit: int) -> list[KeptEvidence]:
+    """The latest masked and failed rollouts that can still be looked into."""
+    return [KeptEvidence(*row) for row in connection.execute(_KEPT, (limit,)).fetchall()]

@@ -1,0 +1,148 @@
+"""What is read of single rollouts: a summary, all but the tokens, and the stored calls.
+
+Plain SQL, so that a command that only looks needs the driver and nothing else. Each function takes
+what runs a statement: ``execute`` of a connection of the driver, or ``exec_driver_sql`` of SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from token_id_capture.errors import UnknownRolloutError
+from token_id_capture.store.outcome_order import OLDEST_FIRST
+from token_id_capture.store.read.summaries import (
+    CallSummary,
+    FlagSummary,
+    IntentSummary,
+    LateWriteSummary,
+    OutcomeSummary,
+    RolloutDetail,
+    RolloutSummary,
+)
+
+
+class Result(Protocol):
+    """The rows of a statement."""
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+        ...
+
+    def fetchall(self) -> Sequence[Any]:
+        """All rows that are left."""
+        ...
+
+
+Execute = Callable[[str, Mapping[str, Any]], Result]
+Rows = list[dict[str, Any]]
+
+SUMMARIES: Final = """
+    SELECT o.rollout_id, o.state, o.version, o.snapshot_id, o.calls, o.longest_prompt, o.generated_tokens,
+           o.flags, o.open_calls, o.latest_outcome, o.latest_reason, r.opened_at
+    FROM rollouts AS r JOIN rollout_overview AS o ON o.rollout_id = r.rollout_id
+"""
+"""The fields of ``RolloutSummary``. Of entries, an index is all that it reads."""
+
+# What codec.unpack_rollout reads.
+_ENTRY_COLUMNS: Final = (
+    *("model_call_id", "sequence_digest", "prefix_call_id", "prefix_length", "prompt_length", "generation_length"),
+    *("sequence_length", "schema_version", "model", "finish_reason", "created_at", "content", "extras"),
+    *("prompt_suffix", "generation", "log_probs", "routed_experts"),
+)
+_ENTRY: Final = ", ".join(_ENTRY_COLUMNS)
+
+_SUMMARY = f"{SUMMARIES} WHERE r.rollout_id = :rollout"
+_CALLS = """
+    SELECT model_call_id, prefix_call_id, prefix_length, prompt_length, generation_length, model, finish_reason,
+           created_at
+    FROM entries WHERE rollout_id = :rollout ORDER BY rowid
+"""
+_FLAGS = """
+    SELECT model_call_id, reason, detail, flagged_at FROM incomplete_flags WHERE rollout_id = :rollout ORDER BY flag_id
+"""
+_INTENTS = """
+    SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host
+    FROM call_intents AS i JOIN writers AS w ON w.writer_id = i.writer_id
+    WHERE i.rollout_id = :rollout ORDER BY i.begun_at, i.model_call_id
+"""
+# Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
+_OUTCOMES = f"""
+    SELECT version, outcome, reason, recorded_at FROM build_outcomes
+    WHERE rollout_id = :rollout AND recorded_at >= :opened_at ORDER BY {OLDEST_FIRST}
+"""
+_LATE_WRITES = """
+    SELECT model_call_id, state, attempted_at FROM late_writes WHERE rollout_id = :rollout ORDER BY attempted_at
+"""
+# Found by rowid, in whose order they come: to be sorted, rows as wide as these are copied once more.
+_ENTRIES = f"""
+    SELECT {_ENTRY} FROM entries WHERE rowid IN (SELECT rowid FROM entries WHERE rollout_id = :rollout) ORDER BY rowid
+"""
+_OF_SNAPSHOT = "WHERE snapshot_id = :snapshot AND version = :version"
+_SNAPSHOT_ENTRIES = f"""
+    SELECT {_ENTRY} FROM snapshot_entries
+    WHERE rowid IN (SELECT rowid FROM snapshot_entries {_OF_SNAPSHOT}) ORDER BY rowid
+"""
+_SNAPSHOT = f"SELECT 1 FROM snapshots {_OF_SNAPSHOT}"
+
+
+def unknown(rollout_id: str) -> UnknownRolloutError:
+    """The error for a rollout that should exist and does not."""
+    return UnknownRolloutError(
+        f"no rollout {rollout_id!r} is in this database: check the id (tokcap ls lists them) and --database"
+    )
+
+
+def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
+    """One rollout in full, but for its tokens.
+
+    Raises:
+        UnknownRolloutError: there is no row of it.
+    """
+    row = execute(_SUMMARY, {"rollout": rollout_id}).fetchone()
+    if row is None:
+        raise unknown(rollout_id)
+    summary = RolloutSummary(*row)
+    outcomes = execute(_OUTCOMES, {"rollout": rollout_id, "opened_at": summary.opened_at}).fetchall()
+    return RolloutDetail(
+        summary=summary,
+        calls=tuple(CallSummary(*row) for row in execute(_CALLS, {"rollout": rollout_id}).fetchall()),
+        flags=flags(execute, rollout_id),
+        intents=intents(execute, rollout_id),
+        outcomes=tuple(OutcomeSummary(*row) for row in outcomes),
+        late_writes=late_writes(execute, rollout_id),
+    )
+
+
+def flags(execute: Execute, rollout_id: str) -> tuple[FlagSummary, ...]:
+    """Why the rollout is incomplete, in the order in which that was noticed."""
+    return tuple(FlagSummary(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
+
+
+def intents(execute: Execute, rollout_id: str) -> tuple[IntentSummary, ...]:
+    """Its calls of which no entry is stored, the earliest first."""
+    return tuple(IntentSummary(*row) for row in execute(_INTENTS, {"rollout": rollout_id}).fetchall())
+
+
+def late_writes(execute: Execute, rollout_id: str) -> tuple[LateWriteSummary, ...]:
+    """What came too late, the earliest first."""
+    return tuple(LateWriteSummary(*row) for row in execute(_LATE_WRITES, {"rollout": rollout_id}).fetchall())
+
+
+def entry_rows(execute: Execute, rollout_id: str) -> Rows:
+    """The rows of a rollout's entries, in the order in which they were stored."""
+    return _as_dicts(execute(_ENTRIES, {"rollout": rollout_id}))
+
+
+def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows:
+    """The rows of a snapshot's entries, in the order in which they were stored."""
+    return _as_dicts(execute(_SNAPSHOT_ENTRIES, {"snapshot": snapshot_id, "version": version}))
+
+
+def snapshot_exists(execute: Execute, snapshot_id: str, version: int) -> bool:
+    """Whether this version of the snapshot is still stored."""
+    return execute(_SNAPSHOT, {"snapshot": snapshot_id, "version": version}).fetchone() is not None
+
+
+def _as_dicts(result: Result) -> Rows:
+    return [dict(zip(_ENTRY_COLUMNS, row, strict=True)) for row in result.fetchall()]

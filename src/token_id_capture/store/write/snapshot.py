@@ -1,0 +1,214 @@
+"""Freeze a rollout: copy its rows into an immutable snapshot, in one transaction."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, func, insert, literal, select, text, update
+
+from token_id_capture import reasons
+from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
+from token_id_capture.store.outcome_order import NEWEST_FIRST
+from token_id_capture.store.schema import (
+    ENTRY_COLUMNS,
+    build_outcomes,
+    call_intents,
+    entries,
+    incomplete_flags,
+    rollouts,
+    snapshot_entries,
+    snapshot_flags,
+    snapshots,
+    writers,
+)
+from token_id_capture.store.write.queue import Batch
+from token_id_capture.store.write.statements import Statement
+
+OUTCOMES = ("delivered", "masked", "failed")
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotHead:
+    """A snapshot without its entries."""
+
+    rollout_id: str
+    snapshot_id: str
+    version: int
+    incomplete: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """A consumer's verdict on a snapshot; ``metrics`` is JSON."""
+
+    snapshot_id: str
+    version: int
+    outcome: str
+    reason: str
+    metrics: str
+
+
+_SELECT_ROLLOUT = Statement(
+    select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
+        rollouts.c.rollout_id == bindparam("rollout")
+    )
+)
+_SELECT_HEAD = Statement(
+    select(snapshots.c.rollout_id, snapshots.c.snapshot_id, snapshots.c.version, snapshots.c.incomplete)
+    .where(snapshots.c.snapshot_id == bindparam("snapshot"))
+    .order_by(snapshots.c.version.desc())
+    .limit(1)
+)
+_SELECT_ROLLOUT_OF = Statement(
+    select(snapshots.c.rollout_id).where(
+        snapshots.c.snapshot_id == bindparam("snapshot"), snapshots.c.version == bindparam("at_version")
+    )
+)
+_FREEZE_ROLLOUT = Statement(
+    update(rollouts)
+    .where(rollouts.c.rollout_id == bindparam("rollout"))
+    .values(
+        state="frozen", version=bindparam("to_version"), snapshot_id=bindparam("snapshot"), frozen_at=bindparam("now")
+    )
+)
+_COPY_ENTRIES = Statement(
+    insert(snapshot_entries).from_select(
+        ["snapshot_id", "version", *ENTRY_COLUMNS],
+        # Found by rowid, in whose order they come: to be sorted, rows as wide as these are copied once more.
+        select(bindparam("snapshot"), bindparam("to_version"), *(entries.c[name] for name in ENTRY_COLUMNS))
+        .where(text("rowid IN (SELECT rowid FROM entries WHERE rollout_id = :rollout)"))
+        .order_by(text("rowid")),
+    )
+)
+_COPY_FLAGS = Statement(
+    insert(snapshot_flags).from_select(
+        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at"],
+        select(
+            bindparam("snapshot"),
+            bindparam("to_version"),
+            incomplete_flags.c.model_call_id,
+            incomplete_flags.c.reason,
+            incomplete_flags.c.detail,
+            incomplete_flags.c.flagged_at,
+        )
+        .where(incomplete_flags.c.rollout_id == bindparam("rollout"))
+        .order_by(incomplete_flags.c.flag_id),
+    )
+)
+_COPY_OPEN_INTENTS = Statement(
+    insert(snapshot_flags).from_select(
+        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at"],
+        select(
+            bindparam("snapshot"),
+            bindparam("to_version"),
+            call_intents.c.model_call_id,
+            literal(reasons.CALL_LOST),
+            func.printf("begun by process %d on %s", writers.c.pid, writers.c.host),
+            bindparam("now"),
+        )
+        .join(writers, writers.c.writer_id == call_intents.c.writer_id)
+        .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
+    )
+)
+_INSERT_HEAD = Statement(insert(snapshots))
+_SELECT_OUTCOME = Statement(
+    select(build_outcomes.c.outcome)
+    .where(build_outcomes.c.snapshot_id == bindparam("snapshot"))
+    .order_by(text(NEWEST_FIRST))
+    .limit(1)
+)
+_SELECT_VERDICT_ON = Statement(
+    select(build_outcomes.c.outcome, build_outcomes.c.reason)
+    .where(build_outcomes.c.snapshot_id == bindparam("snapshot"), build_outcomes.c.version == bindparam("at_version"))
+    .order_by(text(NEWEST_FIRST))
+    .limit(1)
+)
+_INSERT_OUTCOME = Statement(
+    insert(build_outcomes),
+    ["snapshot_id", "version", "rollout_id", "outcome", "reason", "metrics", "recorded_at"],
+)
+
+
+def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
+    """Freeze, or find the snapshot that stands; None for a rollout that nobody has seen.
+
+    Raises:
+        RolloutRetiredError: the rollout was retired.
+    """
+    row = _SELECT_ROLLOUT.row(batch.connection, {"rollout": rollout_id})
+    if row is None:
+        return None
+    state, version, snapshot_id = row
+    if state == "retired":
+        raise RolloutRetiredError(rollout_id, "a freeze")
+    if state == "frozen":
+        head = latest_head(batch, snapshot_id)
+        if head is not None and head.version == version:
+            return head
+        # A mark has raised the version since: the same snapshot gets a new, immutable row.
+        return _copy(batch, rollout_id, snapshot_id, version)
+    return _copy(batch, rollout_id, uuid.uuid4().hex, version + 1)
+
+
+def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> SnapshotHead:
+    parameters = {"rollout": rollout_id, "snapshot": snapshot_id, "to_version": version, "now": batch.now}
+    connection = batch.connection
+    # The copies come before the head, which seals them.
+    entry_count = _COPY_ENTRIES.run(connection, parameters)
+    flag_count = _COPY_FLAGS.run(connection, parameters)
+    flag_count += _COPY_OPEN_INTENTS.run(connection, parameters)
+    head = SnapshotHead(rollout_id, snapshot_id, version, flag_count > 0)
+    values = {
+        "snapshot_id": snapshot_id,
+        "version": version,
+        "rollout_id": rollout_id,
+        "incomplete": int(head.incomplete),
+        "entry_count": entry_count,
+        "frozen_at": batch.now,
+    }
+    _INSERT_HEAD.run(connection, values)
+    _FREEZE_ROLLOUT.run(connection, parameters)
+    return head
+
+
+def latest_head(batch: Batch, snapshot_id: str) -> SnapshotHead | None:
+    """The newest version of a snapshot, without its entries."""
+    row = _SELECT_HEAD.row(batch.connection, {"snapshot": snapshot_id})
+    return None if row is None else SnapshotHead(row[0], row[1], row[2], bool(row[3]))
+
+
+def latest_outcome(batch: Batch, snapshot_id: str) -> str | None:
+    """What the verdict that counts says of a snapshot, or None."""
+    row = _SELECT_OUTCOME.row(batch.connection, {"snapshot": snapshot_id})
+    return None if row is None else str(row[0])
+
+
+def record_outcome(batch: Batch, verdict: Outcome) -> None:
+    """Append a verdict, unless it repeats the latest one on this version.
+
+    Raises:
+        UnknownRolloutError: no snapshot has this id and version.
+    """
+    wanted = {"snapshot": verdict.snapshot_id, "at_version": verdict.version}
+    head = _SELECT_ROLLOUT_OF.row(batch.connection, wanted)
+    if head is None:
+        raise UnknownRolloutError(
+            f"no snapshot {verdict.snapshot_id!r} of version {verdict.version}: it was retired, or never taken"
+        )
+    if _SELECT_VERDICT_ON.row(batch.connection, wanted) != (verdict.outcome, verdict.reason):
+        append_outcome(batch, head[0], verdict)
+
+
+def append_outcome(batch: Batch, rollout_id: str, verdict: Outcome) -> None:
+    """Append a verdict as it is."""
+    values = {
+        "snapshot_id": verdict.snapshot_id,
+        "version": verdict.version,
+        "rollout_id": rollout_id,
+        "outcome": verdict.outcome,
+        "reason": verdict.reason,
+        "metrics": verdict.metrics,
+        "recorded_at": batch.now,
+    }
+    _INSERT_OUTCOME.run(batch.connection, values)

@@ -1,0 +1,348 @@
+"""The one thread of a process that writes: it commits what waits in groups, behind the gate.
+
+A job waits in a bounded queue. The thread takes the gate first and drains the queue only then, so
+the wait for the gate is what collects a group, and no timer is needed. One transaction serves all
+jobs of a group, one fsync makes them durable, and one wake-up a loop tells their callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine
+
+from token_id_capture.errors import StoreClosedError, StoreError, UnusableDatabaseError
+from token_id_capture.store.file import forking
+from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
+from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.open_files import OpenFiles
+from token_id_capture.store.file.opening import open_for_writing
+from token_id_capture.store.file.read_only import wal_bytes
+from token_id_capture.store.file.warnings import PinnedWalWarning, warn
+from token_id_capture.store.write.process import ProcessIdentity
+from token_id_capture.store.write.queue import Batch, Job, JobQueue, Operation, Turns, resolve
+
+logger = logging.getLogger(__name__)
+
+FREE_SPACE_FLOOR: Final = 64 * 2**20
+QUEUE_BYTES: Final = 64 * 2**20
+CHECKPOINT_BYTES: Final = 64 * 2**20
+TRUNCATE_BYTES: Final = 256 * 2**20
+IDLE_SECONDS: Final = 1.0
+YIELD_SECONDS: Final = 0.001
+SHORTAGE_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a writer may hold and fill, in bytes; see ``TokenCaptureStore``."""
+
+    free_space_floor: int = FREE_SPACE_FLOOR
+    max_bytes: int | None = None
+    queue_bytes: int = QUEUE_BYTES
+
+
+class Writer:
+    """Owns the writing connection of one process to one database."""
+
+    def __init__(self, path: Path, limits: Limits, *, create: bool, predecessor: Writer | None = None) -> None:
+        """``predecessor`` is a writer that failed; its connection is closed before another is opened."""
+        self.path = path
+        self._limits = limits
+        self._create = create
+        self._predecessor = predecessor
+        self._queue = JobQueue(limits.queue_bytes)
+        self._turns = Turns()
+        self._identity = ProcessIdentity.of_this_process()
+        self._gate = Gate(path)
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._files = OpenFiles(path)
+        self._registered = False
+        self._pinned = False
+        self._pin_reported = False
+        self._dirty = False
+        self._shortage_seen: tuple[float, str] | None = None
+        # Held by the thread while it is at the database, and by a fork.
+        self._turn = threading.Lock()
+        # Daemonic: a process that forgets to close still ends, and what was acknowledged is on disk.
+        self._thread = threading.Thread(target=self._run, name=f"tokcap-writer {path.name}", daemon=True)
+        self._ended = threading.Event()
+        self.failure: BaseException | None = None
+
+    @property
+    def writer_id(self) -> str:
+        """The id of this process's row in ``writers``."""
+        return self._identity.writer_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are still taken."""
+        return not self._ended.is_set() and not self._queue.closing
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many jobs wait, and their bytes."""
+        return self._queue.waiting
+
+    def start(self) -> None:
+        """Start the thread; it opens the database itself, and fails the waiting jobs if it can't."""
+        forking.watch(self)
+        self._thread.start()
+
+    def close_for_fork(self) -> bool:
+        """Close the connection between two groups."""
+        self._turn.acquire()
+        if self._connection is not None:
+            with contextlib.suppress(OSError), self._gate:
+                self._drop_connection()
+        self._gate.close()
+        return self._connection is None
+
+    def go_on_after_fork(self) -> None:
+        """Let the thread go on; it opens the database again when there is something to do."""
+        self._turn.release()
+
+    async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
+        """Do this behind the gate and return its result once that is durable.
+
+        A caller that is cancelled gives up waiting; the job is still done, unless it waited for room.
+
+        Raises:
+            StoreClosedError: the writer ended.
+            StoreError, or what the operation raises.
+        """
+        loop = asyncio.get_running_loop()
+        if self._queue.closing:
+            raise self._closed()
+        job = Job(operation, payload, size, loop, loop.create_future())
+        # What is asked for in one turn of the loop is one group. A thread that began with the
+        # first of it would fight with the loop for the interpreter, and commit more often.
+        self._turns.add(job, self._end_turn)
+        return await job.future
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._hand_over(self._turns.end(loop))
+
+    def _hand_over(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return  # no reason to wake the thread
+        try:
+            self._queue.offer(jobs)
+        except StoreClosedError:
+            for job in jobs:
+                job.error = self._closed()
+            resolve(jobs)
+
+    def _closed(self) -> BaseException:
+        # A writer that ended by itself, say because the file cannot be opened, says why.
+        return self.failure or StoreClosedError("the store is closed: open a new one to go on")
+
+    def end(self) -> None:
+        """Take no more jobs; the thread finishes what waits and ends."""
+        self._hand_over(self._turns.end_all())
+        self._queue.close()
+
+    async def close(self) -> None:
+        """Finish what waits, then end. Idempotent."""
+        self.end()
+        if self._thread.ident is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            if self._predecessor is not None:
+                self._predecessor._thread.join()
+                self._predecessor = None
+            with self._turn:
+                self._open(create=self._create)
+            while self._queue.wait(IDLE_SECONDS if self._dirty else None):
+                with self._turn:
+                    if self._connection is None:
+                        self._open(create=False)
+                    group = self._serve()
+                    # Looked at before the answer, which brings new ones while others are at the gate already.
+                    more = bool(self._queue.jobs)
+                    resolve(group)
+                    self._checkpoint(idle=not group)
+                if more:
+                    # flock has no order: who locks again at once overtakes the processes that wait.
+                    time.sleep(YIELD_SECONDS)
+        except BaseException as error:
+            self.failure = translated(error, self.path) or error
+            if self._connection is not None:
+                logger.error("the writer of %s ended: %s", self.path, self.failure)
+        finally:
+            with self._turn:
+                self._shut()
+
+    def _serve(self) -> list[Job]:
+        """Commit the next group. Its callers are still to be told, but for those of one that ends the writer."""
+        group: list[Job] = []
+        try:
+            with self._gate:
+                group = self._queue.take()
+                if group:
+                    self._commit_or_recover(group)
+        except BaseException as error:
+            # Before the callers know, so that one who tries again finds a new writer.
+            self.failure = translated(error, self.path) or error
+            self._queue.close()
+            self._fail(group, error)
+            resolve(group)
+            raise
+        return group
+
+    def _open(self, *, create: bool) -> None:
+        self._connect(open_for_writing(self.path, self._gate, create=create))
+
+    def _connect(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection = engine.connect()
+        self._files = OpenFiles(self.path)
+        if self._limits.max_bytes is not None:
+            page_size = self._raw("PRAGMA page_size")[0]
+            self._raw(f"PRAGMA max_page_count = {max(1, self._limits.max_bytes // page_size)}")
+
+    def _shut(self) -> None:
+        self._queue.close()
+        self._ended.set()
+        self._refuse_rest()
+        with contextlib.suppress(Exception):
+            if self._connection is not None:
+                # Closing may make a checkpoint too, so it must not be left to the garbage collector.
+                with self._gate:
+                    with contextlib.suppress(Exception):
+                        self._run_checkpoint("TRUNCATE")
+                    self._drop_connection()
+        self._gate.close()
+
+    def _drop_connection(self) -> None:
+        connection, engine = self._connection, self._engine
+        self._connection = self._engine = None
+        with contextlib.suppress(Exception):
+            if connection is not None:
+                connection.close()
+        if engine is not None:
+            engine.dispose()
+
+    def _refuse_rest(self) -> None:
+        while group := self._queue.take():
+            for job in group:
+                job.error = self.failure or StoreClosedError("the store is closed: open a new one to go on")
+            resolve(group)
+
+    def _commit_or_recover(self, group: list[Job], *, recovered: bool = False) -> None:
+        try:
+            self._commit(group)
+        except UnusableDatabaseError:
+            raise
+        except Exception as error:
+            if is_input_output_error(error):
+                if recovered:
+                    raise
+                self._recover(group, error)
+            elif len(group) > 1 and not is_locked(error):
+                # All of it was rolled back. One that fails must not take its neighbours with it, and
+                # on a full disk what needs little room, such as a mark, may fit.
+                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                    self._commit_or_recover(half, recovered=recovered)
+            else:
+                self._fail(group, error)
+
+    def _recover(self, group: list[Job], error: Exception) -> None:
+        """After an I/O error nobody knows whether the commit is on disk: look, and do it again.
+
+        Every operation may be repeated, as it is idempotent or only adds a mark.
+        """
+        logger.error("I/O error while committing to %s; reopening it (%s)", self.path, error)
+        self._drop_connection()
+        self._connect(open_for_writing(self.path, self._gate, create=False, gate_held=True))
+        answer = self._raw("PRAGMA quick_check(1)")
+        if answer != ("ok",):
+            raise StoreError(f"{self.path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
+        self._registered = False
+        self._commit_or_recover(group, recovered=True)
+
+    def _fail(self, group: list[Job], error: BaseException) -> None:
+        problem = translated(error, self.path) or error
+        for job in group:
+            job.result, job.error = None, problem
+
+    def _commit(self, group: list[Job]) -> None:
+        for job in group:
+            job.result = job.error = None  # of an attempt that was rolled back
+        driver = self._driver()
+        driver.execute("BEGIN IMMEDIATE")
+        try:
+            now = time.time()
+            batch = Batch(driver, self._identity.writer_id, now, self._shortage(now))
+            self._registered = self._identity.register(driver, batch.now, known=self._registered)
+            for operation, jobs in itertools.groupby(group, key=lambda job: job.operation):
+                operation(batch, list(jobs))
+            if any(job.error is None for job in group):
+                self._files.check()
+            driver.execute("COMMIT")
+            self._dirty = True
+        except BaseException:
+            self._registered = False
+            # SQLite may have rolled back by itself, as it does on a full disk.
+            if driver.in_transaction:
+                driver.execute("ROLLBACK")
+            raise
+
+    def _shortage(self, now: float) -> str:
+        # The floor is far above what is written between two looks.
+        if self._shortage_seen is None or not 0 <= now - self._shortage_seen[0] < SHORTAGE_SECONDS:
+            disk = os.statvfs(self.path.parent)
+            free, floor = disk.f_bavail * disk.f_frsize, self._limits.free_space_floor
+            text = f"{free:,} bytes are free beside {self.path}, fewer than the floor of {floor:,}"
+            self._shortage_seen = now, text if free < floor else ""
+        return self._shortage_seen[1]
+
+    def _driver(self) -> Any:
+        """The driver's connection: SQLAlchemy opens and configures it, statements go past its cost."""
+        assert self._connection is not None
+        return self._connection.connection.driver_connection
+
+    def _raw(self, statement: str) -> Any:
+        return self._driver().execute(statement).fetchone()
+
+    def _checkpoint(self, *, idle: bool) -> None:
+        size = wal_bytes(self.path)
+        if idle or size > TRUNCATE_BYTES:
+            if size:
+                with self._gate:
+                    self._run_checkpoint("TRUNCATE")
+            # What a reader pins is tried again until it has left.
+            self._dirty = bool(size) and self._pinned
+        elif size > CHECKPOINT_BYTES:
+            with self._gate:
+                self._run_checkpoint("PASSIVE")
+
+    def _run_checkpoint(self, mode: str) -> None:
+        # Without waiting: readers may hold the log for long, and the gate must not be kept from others.
+        self._raw("PRAGMA busy_timeout = 0")
+        try:
+            busy, pages, done = self._raw(f"PRAGMA wal_checkpoint({mode})")
+        finally:
+            self._raw("PRAGMA busy_timeout = 10000")
+        self._pinned = bool(busy) or done < pages
+        if not self._pinned:
+            self._pin_reported = False
+        elif not self._pin_reported and wal_bytes(self.path) > CHECKPOINT_BYTES:
+            self._pin_reported = True
+            warn(
+                f"{self.path}-wal has grown to {wal_bytes(self.path):,} bytes: a reader pins the WAL. "
+                "Find the process that keeps a transaction open on this database, and end it.",
+                PinnedWalWarning,
+            )
