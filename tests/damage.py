@@ -1,6 +1,6 @@
-"""Replies of engines with something wrong in them, and what must hold whatever it is.
+"""Responses of engines with something wrong in them, and what must hold whatever it is.
 
-Used by the tests for thousands of cases, and by ``scripts/fuzz-replies`` for as many as you like.
+Used by the tests for thousands of cases, and by ``scripts/fuzz-responses`` for as many as you like.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ODD: tuple[Any, ...] = (
 
 
 def damaged_call(numbers: Random) -> tuple[Way, Recording]:
-    """One way of saying something, with up to four things wrong in the reply."""
+    """One way of saying something, with up to four things wrong in the response."""
     name = numbers.choice(sorted(WAYS))
     way = WAYS[name]
     length = numbers.randint(1, 5)
@@ -93,19 +93,19 @@ async def outcome(way: Way, recording: Recording, numbers: Random) -> Replayed:
 
 
 def check(recording: Recording, done: Replayed) -> str:
-    """Hold the promises against what became of a damaged reply; returns the outcome in a word.
+    """Hold the promises against what became of a damaged response; returns the outcome in a word.
 
     Raises:
         AssertionError: one of them is broken.
     """
-    assert done.reply.status == recording.status
+    assert done.response.status == recording.status
     assert bool(done.entries) != bool(done.marks), "stored and marked, or neither"
     assert done.open == bool(done.marks), "the intent is not what the outcome is"
     if done.marks:
         return done.marks[0].partition(":")[0]
     documents = list(_documents(recording))
     counted = _counted(documents)
-    # Some requests and llama-server's tokenizer name the prompt, all other replies.
+    # Some requests and llama-server's tokenizer name the prompt, all other responses.
     prompts = [Spoken().prompt, *(array for document in documents for array in _arrays(document))]
     generated = 0
     for entry in done.entries:
@@ -195,7 +195,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _documents(recording: Recording) -> Iterator[Any]:
-    """The reply, or the chunks of a stream up to its end."""
+    """The response, or the chunks of a stream up to its end."""
     streams = recording.content_type.startswith("text/event-stream")
     for line in recording.payload.splitlines() if streams else [recording.payload]:
         if line == b"data: [DONE]":
@@ -219,10 +219,10 @@ def _counted(documents: list[Any]) -> int | None:
     return count
 
 
-def _named(reply: Any) -> Iterator[list[Any]]:
-    """The ids that the log probabilities of a whole reply name, wherever an engine has them."""
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    for holder in [reply, *(choices if isinstance(choices, list) else ())]:
+def _named(response: Any) -> Iterator[list[Any]]:
+    """The ids that the log probabilities of a whole response name, wherever an engine has them."""
+    choices = response.get("choices") if isinstance(response, dict) else None
+    for holder in [response, *(choices if isinstance(choices, list) else ())]:
         if not isinstance(holder, dict):
             continue
         meta, entries = holder.get("meta_info"), holder.get("logprobs")

@@ -1,6 +1,6 @@
 """One generation in the words of every engine, for tests that hold for all of them.
 
-Where there are recordings of an engine, these replies have their shape; SGLang's follow its sources
+Where there are recordings of an engine, these responses have their shape; SGLang's follow its sources
 (release 0.5). They are short, and wrong where a test wants it: ``count`` is what the engine says it
 generated, ``named`` the ids that its log probabilities are for.
 """
@@ -57,9 +57,9 @@ class Spoken:
 
 
 def body(*, chat: bool = False, stream: bool = False, **choice: Any) -> dict[str, Any]:
-    """The frame of an OpenAI reply or chunk around one choice."""
+    """The frame of an OpenAI response or chunk around one choice."""
     kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
-    return {"id": "reply-1", "object": kind, "created": 7, "model": "tiny", "choices": [{"index": 0, **choice}]}
+    return {"id": "response-1", "object": kind, "created": 7, "model": "tiny", "choices": [{"index": 0, **choice}]}
 
 
 def message(spoken: Spoken, **more: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def events(*chunks: Any, names: dict[int, str] | None = None, done: bool = True)
 
 
 def usage_chunk(spoken: Spoken, kind: str = "chat.completion.chunk") -> dict[str, Any]:
-    return {"id": "reply-1", "object": kind, "created": 7, "model": "tiny", "choices": [], "usage": spoken.usage}
+    return {"id": "response-1", "object": kind, "created": 7, "model": "tiny", "choices": [], "usage": spoken.usage}
 
 
 def steps(spoken: Spoken) -> range:
@@ -85,8 +85,8 @@ def steps(spoken: Spoken) -> range:
 
 def vllm_chat(spoken: Spoken) -> Any:
     choice = {"message": message(spoken), "logprobs": {"content": spoken.entries()}, "finish_reason": spoken.finish}
-    reply = body(chat=True, **choice, stop_reason=None, token_ids=spoken.ids)
-    return {**reply, "usage": spoken.usage, "prompt_token_ids": spoken.prompt}
+    response = body(chat=True, **choice, stop_reason=None, token_ids=spoken.ids)
+    return {**response, "usage": spoken.usage, "prompt_token_ids": spoken.prompt}
 
 
 def vllm_chat_stream(spoken: Spoken) -> bytes:
@@ -111,16 +111,16 @@ def vllm_chat_stream(spoken: Spoken) -> bytes:
 
 def vllm_spelled(spoken: Spoken) -> Any:
     """With ``return_tokens_as_token_ids``, and no ids but those."""
-    reply = vllm_chat(spoken)
-    reply["choices"][0] |= {"token_ids": None, "logprobs": {"content": spoken.entries(texts=spoken.spelled())}}
-    return reply
+    response = vllm_chat(spoken)
+    response["choices"][0] |= {"token_ids": None, "logprobs": {"content": spoken.entries(texts=spoken.spelled())}}
+    return response
 
 
 def vllm_spelled_beside(spoken: Spoken) -> Any:
     """With ``return_tokens_as_token_ids`` beside the ids."""
-    reply = vllm_chat(spoken)
-    reply["choices"][0]["logprobs"] = {"content": spoken.entries(texts=spoken.spelled())}
-    return reply
+    response = vllm_chat(spoken)
+    response["choices"][0]["logprobs"] = {"content": spoken.entries(texts=spoken.spelled())}
+    return response
 
 
 def vllm_completion(spoken: Spoken) -> Any:
@@ -147,8 +147,8 @@ def vllm_completion_stream(spoken: Spoken) -> bytes:
 def vllm_generate(spoken: Spoken) -> Any:
     entries = [{"token_id": entry["token_id"], "logprob": entry["logprob"]} for entry in spoken.entries("token_id")]
     choice = {"index": 0, "finish_reason": spoken.finish, "token_ids": spoken.ids, "logprobs": {"content": entries}}
-    reply = {"request_id": "reply-1", "model": "tiny", "usage": spoken.usage, "choices": [choice]}
-    return {**reply, "prompt_token_ids": spoken.prompt}
+    response = {"request_id": "response-1", "model": "tiny", "usage": spoken.usage, "choices": [choice]}
+    return {**response, "prompt_token_ids": spoken.prompt}
 
 
 def vllm_generate_stream(spoken: Spoken) -> bytes:
@@ -160,17 +160,17 @@ def vllm_generate_stream(spoken: Spoken) -> bytes:
             "token_ids": spoken.ids[step : step + 1],
             "logprobs": {"content": spoken.entries("token_id")[step : step + 1]},
         }
-        chunks.append({"request_id": "reply-1", "usage": None, "choices": [choice]})
+        chunks.append({"request_id": "response-1", "usage": None, "choices": [choice]})
     chunks[0]["prompt_token_ids"] = spoken.prompt
-    return events(*chunks, {"request_id": "reply-1", "usage": spoken.usage, "choices": []})
+    return events(*chunks, {"request_id": "response-1", "usage": spoken.usage, "choices": []})
 
 
 def litellm_chat(spoken: Spoken) -> Any:
     """As LiteLLM 1.110 passes on what vLLM sent."""
-    reply = vllm_chat(spoken)
-    reply["choices"][0]["provider_specific_fields"] = {"token_ids": reply["choices"][0].pop("token_ids")}
-    reply["choices"][0]["message"]["provider_specific_fields"] = {"reasoning": None}
-    return reply
+    response = vllm_chat(spoken)
+    response["choices"][0]["provider_specific_fields"] = {"token_ids": response["choices"][0].pop("token_ids")}
+    response["choices"][0]["message"]["provider_specific_fields"] = {"reasoning": None}
+    return response
 
 
 def litellm_chat_stream(spoken: Spoken) -> bytes:
@@ -205,7 +205,7 @@ def message_chat_stream(spoken: Spoken) -> bytes:
 
 def sglang_meta(spoken: Spoken, *, pairs: list[list[Any]], total: int, finish: bool = True) -> dict[str, Any]:
     return {
-        "id": "reply-1",
+        "id": "response-1",
         "finish_reason": {"type": spoken.finish, "matched": None} if finish else None,
         "prompt_tokens": len(spoken.prompt),
         "completion_tokens": spoken.counted if finish else total,
@@ -231,17 +231,17 @@ def sglang_chat(spoken: Spoken) -> Any:
 
 def sglang_old_chat(spoken: Spoken) -> Any:
     """A build that knows only ``return_prompt_token_ids`` and ``return_meta_info``."""
-    reply = sglang_chat(spoken)
-    del reply["choices"][0]["response_token_ids"]
-    return reply
+    response = sglang_chat(spoken)
+    del response["choices"][0]["response_token_ids"]
+    return response
 
 
 def sglang_extended_chat(spoken: Spoken) -> Any:
-    """A server that was started to send ``sglext`` with every reply."""
-    reply = sglang_chat(spoken)
+    """A server that was started to send ``sglext`` with every response."""
+    response = sglang_chat(spoken)
     for name in ("response_token_ids", "prompt_token_ids", "meta_info"):
-        del reply["choices"][0][name]
-    return {**reply, "sglext": {"input_ids": spoken.prompt, "output_ids": [spoken.ids]}}
+        del response["choices"][0][name]
+    return {**response, "sglext": {"input_ids": spoken.prompt, "output_ids": [spoken.ids]}}
 
 
 def sglang_chat_chunks(spoken: Spoken) -> list[dict[str, Any]]:

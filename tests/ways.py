@@ -1,4 +1,4 @@
-"""The ways in which engines say one generation: the strategy, the client's request, and the reply.
+"""The ways in which engines say one generation: the engine adapter, the client's request, and the response.
 
 What holds for all engines is tested for each of ``WAYS``.
 """
@@ -49,16 +49,16 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 @dataclass(frozen=True)
 class Way:
-    """How one engine says it: the strategy, the client's request, and the reply."""
+    """How one engine says it: the engine adapter, the client's request, and the response."""
 
     engine: str
     path: str
     request: dict[str, Any]
-    reply: Callable[[Spoken], Any]
+    response: Callable[[Spoken], Any]
     options: CaptureOptions = field(default_factory=CaptureOptions)
 
     def recording(self, spoken: Spoken, status: int = 200) -> Recording:
-        said = self.reply(spoken)
+        said = self.response(spoken)
         stream = isinstance(said, bytes)
         kind = "text/event-stream" if stream else "application/json"
         payload = said if stream else orjson.dumps(said)
@@ -138,13 +138,13 @@ SEEN_BY_AUTO = [
 
 
 async def replayed(way: Way, spoken: Spoken | None = None, *, engine: str = "", **more: Any) -> Replayed:
-    """What becomes of a way's call; ``more`` is for ``replay``, and ``recording`` another reply."""
+    """What becomes of a way's call; ``more`` is for ``replay``, and ``recording`` another response."""
     recording = more.pop("recording", None) or way.recording(spoken or Spoken())
     asked = {"request": orjson.dumps(way.request), "answers": way.answers, "options": way.options}
     return await replay(recording, make_engine(engine or way.engine), **{**asked, **more})
 
 
 def parts(body: bytes) -> list[Any]:
-    """A reply, or the chunks of a stream."""
+    """A response, or the chunks of a stream."""
     lines = [line.partition(b":")[2] for line in body.splitlines() if line.startswith(b"data:")]
     return [orjson.loads(line) for line in lines if b"[DONE]" not in line] if lines else [orjson.loads(body)]

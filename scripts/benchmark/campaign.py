@@ -34,7 +34,7 @@ class Level:
 
 
 STORE = Level("store", "store", ("arrays", "packed"), ("ours", "jsonl", "limit"), consumes=True)
-REPLY = Level("reply", "reply", ("reply",), ("ours", "jsonl"))
+RESPONSE = Level("reply", "reply", ("reply",), ("ours", "jsonl"))
 
 
 def delayed(seconds: float) -> Level:

@@ -16,20 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.campaign import REPLY, STORE, Bench, Level, delayed
+from benchmark.campaign import RESPONSE, STORE, Bench, Level, delayed
 from benchmark.fsync_delay import parse_duration
 from benchmark.gateway import measure_gateway
-from benchmark.limits import Verdict, judge_levels
+from benchmark.limits import Outcome, judge_levels
 from benchmark.measure import fsync_seconds
 from benchmark.memory import measure_memory
-from benchmark.report import as_json, level_tables, verdict_table
+from benchmark.report import as_json, level_tables, outcome_table
 from benchmark.scale import measure_scale
 from benchmark.workloads import WORKLOADS
 from benchmark.writers import COUNTS, measure_writers
 
-_LEVELS = {"store": STORE, "reply": REPLY}
-# The reply level of so many small calls says nothing that chat does not.
-_NOT_AT_REPLY_LEVEL = {"crowd"}
+_LEVELS = {"store": STORE, "reply": RESPONSE}
+# The response level of so many small calls says nothing that chat does not.
+_STORE_LEVEL_ONLY = {"crowd"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,25 +42,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tokcap-bench-", dir=options.directory) as root:
         bench = Bench(Path(root), options.repeats, options.shrink)
         machine = describe_machine(Path(root))
-        verdicts = list(measure(bench, options, everything))
+        outcomes = list(measure(bench, options, everything))
     if bench.shrink > 1:
-        verdicts = [replace(verdict, bound=None) for verdict in verdicts]
+        outcomes = [replace(outcome, bound=None) for outcome in outcomes]
     machine["seconds"] = round(time.monotonic() - started)
     if options.json:
-        print(json.dumps(as_json(machine, bench.cells, verdicts), indent=2))
+        print(json.dumps(as_json(machine, bench.cells, outcomes), indent=2))
     else:
-        print_report(machine, bench, verdicts)
-    missed = [verdict for verdict in verdicts if verdict.holds is False]
+        print_report(machine, bench, outcomes)
+    missed = [outcome for outcome in outcomes if outcome.holds is False]
     return 1 if options.check and missed else 0
 
 
-def measure(bench: Bench, options: argparse.Namespace, everything: bool) -> Iterable[Verdict]:
+def measure(bench: Bench, options: argparse.Namespace, everything: bool) -> Iterable[Outcome]:
     """Take the measurements that were asked for."""
     workloads = [WORKLOADS[name] for name in options.workload or WORKLOADS]
     if everything or options.workload or options.level or options.fsync_delay:
         levels = chosen_levels(options, everything)
         for workload in workloads:
-            fitting = [level for level in levels if level is not REPLY or workload.name not in _NOT_AT_REPLY_LEVEL]
+            fitting = [level for level in levels if level is not RESPONSE or workload.name not in _STORE_LEVEL_ONLY]
             bench.measure(workload, fitting)
         yield from judge_levels(bench.cells)
     if everything or options.processes:
@@ -77,7 +77,7 @@ def measure(bench: Bench, options: argparse.Namespace, everything: bool) -> Iter
 def chosen_levels(options: argparse.Namespace, everything: bool) -> list[Level]:
     """The levels to measure at."""
     if everything:
-        return [STORE, delayed(0.005), REPLY]
+        return [STORE, delayed(0.005), RESPONSE]
     levels = [_LEVELS[name] for name in options.level]
     if options.fsync_delay:
         return [*levels, delayed(options.fsync_delay)]
@@ -96,13 +96,13 @@ def describe_machine(directory: Path) -> dict[str, Any]:
     }
 
 
-def print_report(machine: dict[str, Any], bench: Bench, verdicts: Sequence[Verdict]) -> None:
+def print_report(machine: dict[str, Any], bench: Bench, outcomes: Sequence[Outcome]) -> None:
     """Tables: what was measured, then what had to be reached."""
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     for text in level_tables(bench.cells):
         print(f"\n{text}")
-    for section in dict.fromkeys(verdict.section for verdict in verdicts):
-        print(f"\n{verdict_table([verdict for verdict in verdicts if verdict.section == section])}")
+    for section in dict.fromkeys(outcome.section for outcome in outcomes):
+        print(f"\n{outcome_table([outcome for outcome in outcomes if outcome.section == section])}")
     if bench.shrink > 1:
         print("\nWorkloads were shrunk: the numbers say nothing.")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmark.campaign import Bench, Figures
-from benchmark.limits import Verdict
+from benchmark.limits import Outcome
 from benchmark.measure import percentile
 from benchmark.processes import Child, Job
 
@@ -16,7 +16,7 @@ CPU_BOUND = 2.5
 FIRST_TOKEN_BOUND = 0.1
 
 
-def measure_gateway(bench: Bench) -> Iterator[Verdict]:
+def measure_gateway(bench: Bench) -> Iterator[Outcome]:
     """Processor time per request against the bare proxy, and how much later the first token comes."""
     bench.say(f"gateway: {STREAMS} streams at a time, {STREAMS * REQUESTS} in all")
     servers = ("gateway", "bare")
@@ -24,10 +24,10 @@ def measure_gateway(bench: Bench) -> Iterator[Verdict]:
     bench.cells["gateway"] = {f"{STREAMS} streams": found}
     ours, bare = found["gateway"], found["bare"]
     ratio = ours["cpu_us_per_request"] / bare["cpu_us_per_request"]
-    yield Verdict("gateway", "CPU per request, gateway / bare proxy", "streams", ratio, False, CPU_BOUND)
+    yield Outcome("gateway", "CPU per request, gateway / bare proxy", "streams", ratio, False, CPU_BOUND)
     later = (ours["first_token_ms"] - bare["first_token_ms"]) / bare["stream_ms"]
     title = "first token later than through the bare proxy, as a part of the stream"
-    yield Verdict("gateway", title, "streams", later, False, FIRST_TOKEN_BOUND)
+    yield Outcome("gateway", title, "streams", later, False, FIRST_TOKEN_BOUND)
 
 
 def _streams_through(bench: Bench, server: str) -> Callable[[], Figures]:

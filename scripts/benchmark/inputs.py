@@ -1,6 +1,6 @@
 """What a store gets, prepared as bytes before the clock starts.
 
-Three forms of the same calls. ``arrays``: a JSON object of the token arrays and the text. ``reply``:
+Three forms of the same calls. ``arrays``: a JSON object of the token arrays and the text. ``response``:
 vLLM's whole answer to a chat. ``packed``: the least that must reach the disk, which is the new
 tokens in four bytes each, log probabilities in eight, and the text.
 """
@@ -33,7 +33,7 @@ class Call:
 
 def write_inputs(workload: Workload, directory: Path, forms: tuple[str, ...]) -> None:
     """Write a file of bodies and an index for each form; the parent does this once a workload."""
-    builders = {"arrays": _arrays, "reply": _reply, "packed": _packed}
+    builders = {"arrays": _arrays, "reply": _response, "packed": _packed}
     index: dict[str, list[Any]] = {form: [] for form in forms}
     files = {form: (directory / form).open("wb") for form in forms}
     for rollout in workload.draw():
@@ -87,7 +87,7 @@ def _arrays(rollout: Rollout, call: int) -> bytes:
     )
 
 
-def _reply(rollout: Rollout, call: int) -> bytes:
+def _response(rollout: Rollout, call: int) -> bytes:
     start, end = rollout.generation_span(call)
     words = rollout.words(start, end)
     content = [

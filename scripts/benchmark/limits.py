@@ -21,7 +21,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """A number, its bound and whether it holds (None: it has no bound)."""
 
     section: str
@@ -74,7 +74,7 @@ LIMITS = (
 PUT_P99_OVER_P50 = 5.0
 
 
-def judge_levels(cells: Cells) -> Iterator[Verdict]:
+def judge_levels(cells: Cells) -> Iterator[Outcome]:
     """Ours against JSON lines at every level and workload that was measured."""
     for limit in LIMITS:
         for workload, bound in limit.bounds.items():
@@ -82,8 +82,8 @@ def judge_levels(cells: Cells) -> Iterator[Verdict]:
             if stores is not None:
                 ratio = stores["ours"][limit.figure] / stores["jsonl"][limit.figure]
                 title = f"{limit.level}: {limit.title}, ours / jsonl"
-                yield Verdict("levels", title, workload, ratio, limit.at_least, bound)
+                yield Outcome("levels", title, workload, ratio, limit.at_least, bound)
     for workload, stores in cells.get("store", {}).items():
         ours = stores["ours"]
         ratio = ours["put_p99_ms"] / ours["put_p50_ms"]
-        yield Verdict("levels", "store: p99 / p50 of put", workload, ratio, False, PUT_P99_OVER_P50)
+        yield Outcome("levels", "store: p99 / p50 of put", workload, ratio, False, PUT_P99_OVER_P50)

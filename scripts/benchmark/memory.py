@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmark.campaign import Bench, Figures
 from benchmark.inputs import write_inputs
-from benchmark.limits import Verdict
+from benchmark.limits import Outcome
 from benchmark.measure import MEGABYTE
 from benchmark.processes import Job, run_together
 from benchmark.workloads import WORKLOADS
@@ -14,7 +14,7 @@ from benchmark.workloads import WORKLOADS
 PUT_BOUND, BUILD_BOUND = 64.0, 60.0
 
 
-def measure_memory(bench: Bench) -> Iterator[Verdict]:
+def measure_memory(bench: Bench) -> Iterator[Outcome]:
     """Peak resident memory above what the process held before, inputs included, in MB."""
     workload = bench.sized(WORKLOADS["long"])
     with bench.directory("inputs") as inputs:
@@ -31,6 +31,6 @@ def measure_memory(bench: Bench) -> Iterator[Verdict]:
 
         bench.say("memory: long")
         found = bench.interleaved({"memory": run})["memory"]
-    yield Verdict("memory", "peak memory while putting long, MB", "long", found["put"], False, PUT_BOUND)
+    yield Outcome("memory", "peak memory while putting long, MB", "long", found["put"], False, PUT_BOUND)
     title = f"peak memory of freeze + build of {workload.calls} calls, MB"
-    yield Verdict("memory", title, "long", found["build"], False, BUILD_BOUND)
+    yield Outcome("memory", title, "long", found["build"], False, BUILD_BOUND)

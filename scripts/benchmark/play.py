@@ -11,15 +11,15 @@ from typing import Any
 from benchmark.consume import consume
 from benchmark.inputs import Call, read_inputs
 from benchmark.measure import Heartbeat, PeakMemory, Stopwatch, size_on_disk
-from benchmark.replies import GatewayReply, JsonLinesReply
+from benchmark.responses import GatewayResponse, JsonLinesResponse
 from benchmark.stores import Contestant, JsonLines, Limit, Ours
 
 CONTESTANTS: dict[tuple[str, str], Callable[[Path], Contestant]] = {
     ("store", "ours"): Ours,
     ("store", "jsonl"): JsonLines,
     ("store", "limit"): Limit,
-    ("reply", "ours"): GatewayReply,
-    ("reply", "jsonl"): JsonLinesReply,
+    ("reply", "ours"): GatewayResponse,
+    ("reply", "jsonl"): JsonLinesResponse,
 }
 
 

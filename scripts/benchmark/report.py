@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmark.limits import Cells, Verdict
+from benchmark.limits import Cells, Outcome
 
 FIGURES = {
     "calls_per_second": "calls/s",
@@ -43,12 +43,12 @@ def level_tables(cells: Cells) -> Iterator[str]:
         yield table([*heads, *rows])
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> str:
+def outcome_table(outcomes: Sequence[Outcome]) -> str:
     """What must be reached: a row a title, a column a subject."""
-    subjects = list(dict.fromkeys(verdict.subject for verdict in verdicts))
+    subjects = list(dict.fromkeys(outcome.subject for outcome in outcomes))
     rows = [["", *subjects]]
-    for title in dict.fromkeys(verdict.title for verdict in verdicts):
-        by_subject = {verdict.subject: str(verdict) for verdict in verdicts if verdict.title == title}
+    for title in dict.fromkeys(outcome.title for outcome in outcomes):
+        by_subject = {outcome.subject: str(outcome) for outcome in outcomes if outcome.title == title}
         rows.append([title, *(by_subject.get(subject, "") for subject in subjects)])
     return table(rows)
 
@@ -70,6 +70,6 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def as_json(machine: Mapping[str, Any], cells: Cells, verdicts: Iterable[Verdict]) -> dict[str, Any]:
+def as_json(machine: Mapping[str, Any], cells: Cells, outcomes: Iterable[Outcome]) -> dict[str, Any]:
     """Everything, for programs."""
-    return {"machine": machine, "levels": cells, "limits": [verdict.json() for verdict in verdicts]}
+    return {"machine": machine, "levels": cells, "limits": [outcome.json() for outcome in outcomes]}

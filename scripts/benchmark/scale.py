@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmark.campaign import Bench, Figures, figures
 from benchmark.inputs import write_inputs
-from benchmark.limits import Verdict
+from benchmark.limits import Outcome
 from benchmark.processes import Job, run_together
 from benchmark.workloads import WORKLOADS
 
@@ -19,7 +19,7 @@ BOUND = 1.3
 _FILLER = "printf('chat-%d-x%d', n % 64, n)"
 
 
-def measure_scale(bench: Bench) -> Iterator[Verdict]:
+def measure_scale(bench: Bench) -> Iterator[Outcome]:
     """The costs with many rollouts over those with few, and those of late calls over early ones."""
     many = max(FEW, MANY // bench.shrink)
     workload = bench.sized(WORKLOADS["chat"])
@@ -36,10 +36,10 @@ def measure_scale(bench: Bench) -> Iterator[Verdict]:
     bench.cells["scale"] = {"chat": found}
     few, full = found.values()
     title = f"put in a file of {many:,} rollouts / of {FEW}"
-    yield Verdict("scale", title, "CPU", full["cpu_us_per_call"] / few["cpu_us_per_call"], False, BOUND)
-    yield Verdict("scale", title, "p50", full["put_p50_ms"] / few["put_p50_ms"], False, BOUND)
+    yield Outcome("scale", title, "CPU", full["cpu_us_per_call"] / few["cpu_us_per_call"], False, BOUND)
+    yield Outcome("scale", title, "p50", full["put_p50_ms"] / few["put_p50_ms"], False, BOUND)
     title = "put at the end of a rollout of 1,000 calls / at its beginning"
-    yield Verdict("scale", title, "CPU", growth["late"] / growth["early"], False, BOUND)
+    yield Outcome("scale", title, "CPU", growth["late"] / growth["early"], False, BOUND)
 
 
 def _put_into(directory: Path, inputs: Path) -> Callable[[], Figures]:

@@ -89,14 +89,14 @@ def bare_proxy(upstream: str) -> ASGIApp:
             yield
 
     async def relay(request: Request) -> StreamingResponse:
-        reply = await sessions[0].request(
+        response = await sessions[0].request(
             request.method,
             upstream + request.url.path,
             data=await request.body(),
             headers=[(name, value) for name, value in request.headers.items() if name not in _HOP_BY_HOP],
         )
-        headers = {name: value for name, value in reply.headers.items() if name.lower() not in _HOP_BY_HOP}
-        return StreamingResponse(reply.content.iter_any(), reply.status, headers)
+        headers = {name: value for name, value in response.headers.items() if name.lower() not in _HOP_BY_HOP}
+        return StreamingResponse(response.content.iter_any(), response.status, headers)
 
     return Starlette(routes=[Route("/{path:path}", relay, methods=["GET", "POST"])], lifespan=lifespan)
 

@@ -29,9 +29,9 @@ async def run(
         }
         began = time.perf_counter()
         first_token = 0.0
-        async with session.post(f"{url}{prefix}/v1/chat/completions", json=body) as reply:
-            reply.raise_for_status()
-            async for line in reply.content:
+        async with session.post(f"{url}{prefix}/v1/chat/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
                 if not first_token and b'"delta":' in line and b'"role":' not in line:
                     first_token = time.perf_counter() - began
         assert first_token, "the stream had no token"

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmark.campaign import Bench, Figures, figures
 from benchmark.inputs import write_inputs
-from benchmark.limits import Verdict
+from benchmark.limits import Outcome
 from benchmark.processes import Job, run_together
 from benchmark.workloads import Workload
 
 COUNTS = (1, 2, 4, 8)
 
 
-def measure_writers(bench: Bench, workload: Workload, counts: Sequence[int]) -> Iterator[Verdict]:
+def measure_writers(bench: Bench, workload: Workload, counts: Sequence[int]) -> Iterator[Outcome]:
     """Total throughput against one process, and the longest wait of a put against the median."""
     sized = bench.sized(workload)
     with bench.directory("inputs") as inputs:
@@ -36,10 +36,10 @@ def measure_writers(bench: Bench, workload: Workload, counts: Sequence[int]) -> 
     for count in counts:
         bound = 1.0 if count == 8 else None
         throughput = found[str(count)]["calls_per_second"] / single
-        yield Verdict(
+        yield Outcome(
             "writers", f"total calls/s / that of {counts[0]} process", f"{count} proc", throughput, True, bound
         )
     for count in counts:
         bound = 10.0 if count == 8 else None
         wait = found[str(count)]["wait_over_median"]
-        yield Verdict("writers", "longest put / median put", f"{count} proc", wait, False, bound)
+        yield Outcome("writers", "longest put / median put", f"{count} proc", wait, False, bound)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from e2e.replies import Json, messages_of, parts_of
+from e2e.responses import Json, messages_of, parts_of
 from e2e.stories import Act, Kind, Story, Turn
 from e2e.tap import TAG_HEADER
 
@@ -30,7 +30,7 @@ _FIELDS: Mapping[Act, Json] = {
     Act.STOP: {"stop": [" a", "er", " is"]},
 }
 _EVENTS_BEFORE_HANG_UP = 4
-# Longer than any reply in this run, even on a machine that does much else.
+# Longer than any response in this run, even on a machine that does much else.
 _PATIENCE = aiohttp.ClientTimeout(total=300)
 
 
@@ -63,7 +63,7 @@ class Dialect(Protocol):
         """The body for its ``/tokenize``, special tokens of the text included and none added."""
 
     def ids_of(self, choice: Json) -> list[int]:
-        """The generated ids in a choice of a reply, or of a chunk, to a client that asked."""
+        """The generated ids in a choice of a response, or of a chunk, to a client that asked."""
 
 
 @dataclass
@@ -140,22 +140,22 @@ class Agent:
         try:
             async with (
                 asyncio.timeout(patience),
-                session.post(url, json={"model": MODEL, **body}, headers={TAG_HEADER: tag}) as reply,
+                session.post(url, json={"model": MODEL, **body}, headers={TAG_HEADER: tag}) as response,
             ):
-                attempt.status = reply.status
-                await _read(reply, attempt, events, until_finish)
+                attempt.status = response.status
+                await _read(response, attempt, events, until_finish)
         except TimeoutError:
             attempt.hung_up = patience is not None
             if patience is None:
-                self.problems.append(f"{tag}: no whole reply in {_PATIENCE.total:.0f} s")
+                self.problems.append(f"{tag}: no whole response in {_PATIENCE.total:.0f} s")
         except aiohttp.ClientError as error:
-            self.problems.append(f"{tag}: the reply broke off: {error!r}")
+            self.problems.append(f"{tag}: the response broke off: {error!r}")
         return attempt
 
     async def post(self, session: aiohttp.ClientSession, path: str, body: Json) -> Json:
         """A request that generates nothing."""
-        async with session.post(self.base_url + path, json=body) as reply:
-            answer: Json = await reply.json()
+        async with session.post(self.base_url + path, json=body) as response:
+            answer: Json = await response.json()
             return answer
 
 
@@ -164,23 +164,23 @@ def _patience(turn: Turn) -> float:
     return 0.002 + turn.seed % 40 / 1000
 
 
-async def _read(reply: aiohttp.ClientResponse, attempt: Attempt, events: int | None, until_finish: bool) -> None:
-    """Read the reply to its end, or close the connection in its middle."""
+async def _read(response: aiohttp.ClientResponse, attempt: Attempt, events: int | None, until_finish: bool) -> None:
+    """Read the response to its end, or close the connection in its middle."""
     seen = 0
-    async for line in reply.content:
+    async for line in response.content:
         attempt.body += line
         seen += line.startswith(b"data:")
         finished = until_finish and b'"finish_reason":' in line and b'"finish_reason":null' not in line
         if finished or (events is not None and seen >= events):
             attempt.body += b"\n" if finished else b""  # the event's blank line, which was not waited for
             attempt.hung_up = True
-            reply.close()
+            response.close()
             return
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A reply that the conversation goes on with: its choice of that number, and all the parts it came in."""
+    """A response that the conversation goes on with: its choice of that number, and all the parts it came in."""
 
     message: Json
     parts: list[Json]

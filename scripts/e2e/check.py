@@ -11,9 +11,9 @@ import aiohttp
 from e2e.agents import Attempt
 from e2e.engine import Engine
 from e2e.findings import Findings
-from e2e.replies import Json
+from e2e.responses import Json
 from e2e.tap import Exchange
-from e2e.witness import Said, Sampled, Verdict, Witness
+from e2e.witness import Outcome, Said, Sampled, Witness
 from token_id_capture import TokenEntry
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/completion", "/completions")
@@ -41,7 +41,7 @@ async def witnessed(
 
 
 def check_entries(witness: Witness, entries: Iterable[TokenEntry], findings: Findings) -> None:
-    """Each whole reply is stored exactly, number for number, and nothing else is."""
+    """Each whole response is stored exactly, number for number, and nothing else is."""
     stored: defaultdict[tuple[str, str], list[TokenEntry]] = defaultdict(list)
     for entry in entries:
         stored[entry.rollout_id, entry.response_id or ""].append(entry)
@@ -84,33 +84,33 @@ def check_clients(
             continue
         problem = engine.view_problem(attempt, exchange)
         findings.expect(problem is None, "client's view", f"{attempt.tag}: {problem}")
-        findings.counts["client_replies_compared"] += 1
+        findings.counts["client_responses_compared"] += 1
 
 
-def check_rows(verdicts: Mapping[str, Verdict], rows: Sequence[Json], findings: Findings) -> None:
+def check_rows(outcomes: Mapping[str, Outcome], rows: Sequence[Json], findings: Findings) -> None:
     """Each rollout has one row, and it is what the reference says."""
     findings.expect(
-        sorted(row["rollout_id"] for row in rows) == sorted(verdicts), "rows", "not one row for each rollout"
+        sorted(row["rollout_id"] for row in rows) == sorted(outcomes), "rows", "not one row for each rollout"
     )
     for row in rows:
-        verdict = verdicts[row["rollout_id"]]
+        outcome = outcomes[row["rollout_id"]]
         if row["mask_sample"]:
             reason = str(row["mask_reason"]).partition(":")[0]
             findings.masked[reason] += 1
-            wanted = ", ".join(sorted(verdict.reasons)) or "a row to train on"
+            wanted = ", ".join(sorted(outcome.reasons)) or "a row to train on"
             findings.expect(
-                reason in verdict.reasons, "verdict", f"{row['rollout_id']}: masked for {reason}, not {wanted}"
+                reason in outcome.reasons, "verdict", f"{row['rollout_id']}: masked for {reason}, not {wanted}"
             )
             findings.expect(not row["token_ids"], "masked row", f"{row['rollout_id']}: it has token ids")
             continue
         findings.counts["delivered"] += 1
         findings.counts["delivered_tokens"] += sum(row["loss_mask"])
-        wanted = ", ".join(sorted(verdict.reasons))
-        if findings.expect(not verdict.reasons, "verdict", f"{row['rollout_id']}: delivered, not masked for {wanted}"):
+        wanted = ", ".join(sorted(outcome.reasons))
+        if findings.expect(not outcome.reasons, "verdict", f"{row['rollout_id']}: delivered, not masked for {wanted}"):
             wanted_arrays = (
-                ("token_ids", verdict.token_ids),
-                ("loss_mask", verdict.loss_mask),
-                ("log_probs", verdict.log_probs_beside(row["log_probs"])),
+                ("token_ids", outcome.token_ids),
+                ("loss_mask", outcome.loss_mask),
+                ("log_probs", outcome.log_probs_beside(row["log_probs"])),
             )
             for name, array in wanted_arrays:
                 findings.expect_same(row[name], array, f"row's {name}", row["rollout_id"])

@@ -40,7 +40,7 @@ class Engine(Dialect, Protocol):
         """The engine for as long as the block runs."""
 
     async def said(self, session: aiohttp.ClientSession, url: str, exchange: Exchange) -> Said | None:
-        """What a whole reply with status 200 says was sampled; None if it does not say all of it."""
+        """What a whole response with status 200 says was sampled; None if it does not say all of it."""
 
     def view_problem(self, attempt: Attempt, exchange: Exchange) -> str | None:
         """In what the client's bytes differ from the engine's, but for what it did not ask for."""

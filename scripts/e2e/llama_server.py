@@ -18,7 +18,7 @@ import aiohttp
 from e2e.agents import MODEL, Attempt
 from e2e.cache import Cache, CannotRunError
 from e2e.engine import MODEL_FOLDER
-from e2e.replies import Json, finish_reasons, is_done, messages_of, parts_of
+from e2e.responses import Json, finish_reasons, is_done, messages_of, parts_of
 from e2e.server import Server, free_port, is_healthy, running
 from e2e.stories import Act, Kind
 from e2e.tap import Exchange
@@ -152,9 +152,9 @@ async def _score(session: aiohttp.ClientSession, url: str, before: Sequence[int]
         # What is sampled does not matter, but for a piece of a character there would be no entry.
         "logit_bias": [[_END_OF_TURN, 1000]],
     }
-    async with session.post(f"{url}/completion", json=body) as reply:
-        reply.raise_for_status()
-        answer = await reply.json()
+    async with session.post(f"{url}/completion", json=body) as response:
+        response.raise_for_status()
+        answer = await response.json()
     alternatives = answer["completion_probabilities"][0]["top_logprobs"]
     found: float = next(entry["logprob"] for entry in alternatives if entry["id"] == token)
     return found
@@ -172,9 +172,9 @@ async def _prompt(session: aiohttp.ClientSession, url: str, exchange: Exchange) 
 
 
 async def _posted(session: aiohttp.ClientSession, url: str, body: Json) -> Json:
-    async with session.post(url, json=body) as reply:
-        reply.raise_for_status()
-        answer: Json = await reply.json()
+    async with session.post(url, json=body) as response:
+        response.raise_for_status()
+        answer: Json = await response.json()
         return answer
 
 

@@ -11,7 +11,7 @@ import aiohttp
 from e2e.agents import MODEL
 from e2e.engine import Engine
 from e2e.findings import Findings
-from e2e.replies import is_done
+from e2e.responses import is_done
 from e2e.server import Server
 from e2e.tap import TAG_HEADER, Tap
 from token_id_capture.store import TokenCaptureStore
@@ -37,11 +37,11 @@ async def check_outage(
             body = {"model": MODEL, "prompt": "A river is", **engine.sampling, **fields}
             async with session.post(
                 url, json=body, headers={TAG_HEADER: f"{rollout_id}/{fields['max_tokens']}"}
-            ) as reply:
+            ) as response:
                 try:
-                    return reply.status, await reply.read()
+                    return response.status, await response.read()
                 except aiohttp.ClientError:
-                    return reply.status, None
+                    return response.status, None
 
         async def under_way(rollout_ids: tuple[str, ...]) -> list[asyncio.Task[tuple[int, bytes | None]]]:
             """Long calls that have reached the engine."""

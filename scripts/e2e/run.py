@@ -20,11 +20,11 @@ from e2e.engine import Engine
 from e2e.findings import Findings
 from e2e.outage import check_outage
 from e2e.progress import Phases
-from e2e.replies import Json
+from e2e.responses import Json
 from e2e.services import DRAIN_SECONDS, TOKCAP, engine_started, gateway_started
 from e2e.stories import REPEATED, Story, stories
 from e2e.tap import Tap, tapped
-from e2e.witness import Verdict, by_rollout
+from e2e.witness import Outcome, by_rollout
 from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
 
 _TEETH = 20
@@ -72,10 +72,10 @@ class Run:
             url = f"http://127.0.0.1:{server.port}"
             attempts = await self._play(plan, gateway_url)
             with phase("compare", "compare entries and replies with the wire"):
-                verdicts = await self._compare_captures(attempts, tap, url)
+                outcomes = await self._compare_captures(attempts, tap, url)
             with phase("finalize", "tokcap finalize --retire"):
                 rows = await self._finalize(plan)
-                check.check_rows(verdicts, rows, self._findings)
+                check.check_rows(outcomes, rows, self._findings)
                 await self._check_retired(rows)
             await self._score([row for row in rows if not row["mask_sample"]], url)
             with phase("reference", "score the rows with another implementation"):
@@ -114,7 +114,7 @@ class Run:
         )
         return attempts
 
-    async def _compare_captures(self, attempts: list[Attempt], tap: Tap, url: str) -> dict[str, Verdict]:
+    async def _compare_captures(self, attempts: list[Attempt], tap: Tap, url: str) -> dict[str, Outcome]:
         """Compare what is stored, and what clients saw, with the wire; returns what must come out."""
         findings = self._findings
         async with TokenCaptureStore(self._database, create=False) as store:
@@ -137,7 +137,7 @@ class Run:
         flagged = sum(summary.flags for summary in summaries)
         unusable = len(witness.lost | witness.uncountable)
         findings.expect(flagged == unusable, "flags", f"{flagged} flags for {unusable} calls that are not whole")
-        return {rollout_id: witness.verdict(made) for rollout_id, made in by_rollout(attempts).items()}
+        return {rollout_id: witness.outcome(made) for rollout_id, made in by_rollout(attempts).items()}
 
     async def _finalize(self, plan: Sequence[Story]) -> list[Json]:
         """The rows that the command writes of all rollouts."""

@@ -89,8 +89,8 @@ def _started(command: Sequence[str | Path], log: Path, environment: Mapping[str,
 async def is_healthy(url: str) -> bool:
     """Whether a GET of ``url`` is answered with 200."""
     try:
-        async with aiohttp.ClientSession() as session, session.get(url) as reply:
-            return reply.status == 200
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status == 200
     except (aiohttp.ClientError, OSError):
         return False
 

@@ -55,7 +55,7 @@ def _address(log: Path) -> str:
 
 async def _warm_up(url: str) -> None:
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as reply:
-        if reply.status != 200:
-            raise CannotRunError(f"the engine's first reply: HTTP {reply.status}: {await reply.text()}")
-        await reply.read()
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise CannotRunError(f"the engine's first response: HTTP {response.status}: {await response.text()}")
+        await response.read()

@@ -21,7 +21,7 @@ TAG_HEADER = "x-e2e-attempt"
 
 @dataclass
 class Exchange:
-    """One request and its reply, as far as it came. ``whole``: the reply came to its end."""
+    """One request and its response, as far as it came. ``whole``: the response came to its end."""
 
     method: str
     path: str
@@ -111,7 +111,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copy
 
 
 def _exchanges(connection: _Connection) -> Iterator[Exchange]:
-    """Take the two byte streams of a connection apart; a request whose reply is missing counts too."""
+    """Take the two byte streams of a connection apart; a request whose response is missing counts too."""
     asking, answering = h11.Connection(h11.SERVER), h11.Connection(h11.CLIENT)
     asking.receive_data(bytes(connection.to_engine))
     asking.receive_data(b"")
@@ -124,9 +124,9 @@ def _exchanges(connection: _Connection) -> Iterator[Exchange]:
         answering.send(request)
         answering.send(h11.Data(exchange.request))
         answering.send(h11.EndOfMessage())
-        reply = _read_reply(answering, exchange)
+        response = _read_response(answering, exchange)
         yield exchange
-        if reply is None or not exchange.whole or answering.our_state is not h11.DONE:
+        if response is None or not exchange.whole or answering.our_state is not h11.DONE:
             return
         asking.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
         asking.send(h11.EndOfMessage())
@@ -143,20 +143,20 @@ def _body(connection: h11.Connection) -> bytes:
     return b"".join(pieces)
 
 
-def _read_reply(connection: h11.Connection, exchange: Exchange) -> h11.Response | None:
+def _read_response(connection: h11.Connection, exchange: Exchange) -> h11.Response | None:
     pieces: list[bytes] = []
     try:
-        reply = connection.next_event()
-        while isinstance(reply, h11.InformationalResponse):
-            reply = connection.next_event()
-        if not isinstance(reply, h11.Response):
+        response = connection.next_event()
+        while isinstance(response, h11.InformationalResponse):
+            response = connection.next_event()
+        if not isinstance(response, h11.Response):
             return None
-        exchange.status = reply.status_code
-        exchange.content_type = dict(reply.headers).get(b"content-type", b"").decode("latin-1")
+        exchange.status = response.status_code
+        exchange.content_type = dict(response.headers).get(b"content-type", b"").decode("latin-1")
         while isinstance(event := connection.next_event(), h11.Data):
             pieces.append(bytes(event.data))
         exchange.whole = isinstance(event, h11.EndOfMessage)
     except h11.RemoteProtocolError:
-        reply = None  # it broke off in the middle
+        response = None  # it broke off in the middle
     exchange.body = b"".join(pieces)
-    return reply if isinstance(reply, h11.Response) else None
+    return response if isinstance(response, h11.Response) else None

@@ -16,7 +16,7 @@ import aiohttp
 from e2e.agents import MODEL, Attempt
 from e2e.cache import Cache
 from e2e.engine import MODEL_FOLDER
-from e2e.replies import Json, finish_reasons, is_done, parts_of
+from e2e.responses import Json, finish_reasons, is_done, parts_of
 from e2e.server import Server, free_port, is_healthy, running
 from e2e.stories import Act, Kind
 from e2e.tap import Exchange
@@ -88,7 +88,7 @@ class Vllm:
         return choice.get("token_ids") or []
 
     async def said(self, session: aiohttp.ClientSession, url: str, exchange: Exchange) -> Said | None:
-        """Read ids and log probabilities, which vLLM sends in all shapes of its replies."""
+        """Read ids and log probabilities, which vLLM sends in all shapes of its responses."""
         streamed = exchange.content_type.startswith("text/event-stream")
         if streamed and not is_done(exchange.body):
             return None
@@ -113,7 +113,7 @@ class Vllm:
         wanted = [part for part in parts_of(exchange.body, attempt.streamed) if part["choices"]]
         if attempt.hung_up:
             wanted = wanted[: len(parts)]
-        return None if list(map(_bare, parts)) == list(map(_bare, wanted)) else "another reply than the engine's"
+        return None if list(map(_bare, parts)) == list(map(_bare, wanted)) else "another response than the engine's"
 
     async def score(
         self, session: aiohttp.ClientSession, url: str, ids: Sequence[int], mask: Sequence[int]
@@ -126,9 +126,9 @@ class Vllm:
             "prompt_logprobs": 0,
             "cache_salt": secrets.token_hex(16),
         }
-        async with session.post(f"{url}/v1/completions", json=body) as reply:
-            reply.raise_for_status()
-            answer = await reply.json()
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            response.raise_for_status()
+            answer = await response.json()
         scores = answer["choices"][0]["prompt_logprobs"]
         return [scores[at][str(token)]["logprob"] if mask[at] else 0.0 for at, token in enumerate(ids)]
 

@@ -15,7 +15,7 @@ from e2e.agents import Attempt
 
 @dataclass(frozen=True)
 class Sampled:
-    """One choice of one reply: what the policy read and what it sampled."""
+    """One choice of one response: what the policy read and what it sampled."""
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
@@ -29,7 +29,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Said:
-    """One whole reply of the engine."""
+    """One whole response of the engine."""
 
     tag: str
     response_id: str
@@ -38,7 +38,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """What must come out for a rollout: a sequence, or one of ``reasons`` why there is none.
 
     ``answers`` are the calls of the sequence: where each begins that was sampled, and its log probabilities.
@@ -68,36 +68,36 @@ class Witness:
     said: dict[str, Said] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
-    """Attempts that the engine began to answer and of which no whole reply came out of it."""
+    """Attempts that the engine began to answer and of which no whole response came out of it."""
     uncountable: set[str] = field(default_factory=set)
-    """Attempts whose reply does not say all that was sampled, so that the gateway must not store them."""
+    """Attempts whose response does not say all that was sampled, so that the gateway must not store them."""
 
-    def verdict(self, attempts: Iterable[Attempt]) -> Verdict:
+    def outcome(self, attempts: Iterable[Attempt]) -> Outcome:
         """What must become of the rollout that made these attempts."""
         attempts = list(attempts)
         if any(attempt.tag in self.lost | self.uncountable for attempt in attempts):
-            return Verdict(frozenset({"capture_incomplete"}))
+            return Outcome(frozenset({"capture_incomplete"}))
         turns: defaultdict[int, set[Sampled]] = defaultdict(set)
         for attempt in attempts:
             if attempt.tag in self.said:
                 turns[attempt.turn] |= {choice for choice in self.said[attempt.tag].choices if choice.ids}
         samples = [turns[turn] for turn in sorted(turns) if turns[turn]]
         if not samples:
-            return Verdict(frozenset({"nothing_recorded", "empty_generations"}))
+            return Outcome(frozenset({"nothing_recorded", "empty_generations"}))
         chain: list[list[Sampled]] = []
         for answers, following in pairwise(samples):
             prompt = next(iter(following)).prompt
             continued = [one for one in answers if prompt[: len(one.sequence)] == one.sequence]
             if not continued:
-                return Verdict(frozenset({"multiple_roots", "multiple_chains", "unresolved_retry"}))
+                return Outcome(frozenset({"multiple_roots", "multiple_chains", "unresolved_retry"}))
             longest = max(continued, key=lambda one: len(one.ids)).ids
             chain.append([one for one in continued if one.ids == longest])
         if len({one.ids for one in samples[-1]}) > 1:
-            return Verdict(frozenset({"unresolved_retry"}))
+            return Outcome(frozenset({"unresolved_retry"}))
         return _joined([*chain, list(samples[-1])])
 
 
-def _joined(chain: list[list[Sampled]]) -> Verdict:
+def _joined(chain: list[list[Sampled]]) -> Outcome:
     """The last call's sequence, with loss on what each call of the chain sampled; a call may have several answers
     with the same ids."""
     token_ids = chain[-1][0].sequence
@@ -107,7 +107,7 @@ def _joined(chain: list[list[Sampled]]) -> Verdict:
         call = same[0]
         loss_mask[len(call.prompt) : len(call.sequence)] = [1] * len(call.ids)
         answers.append((len(call.prompt), frozenset(one.log_probs for one in same)))
-    return Verdict(frozenset(), token_ids, tuple(loss_mask), tuple(answers))
+    return Outcome(frozenset(), token_ids, tuple(loss_mask), tuple(answers))
 
 
 def by_rollout(attempts: Iterable[Attempt]) -> Mapping[str, list[Attempt]]:

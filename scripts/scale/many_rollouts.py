@@ -19,7 +19,7 @@ from typing import Final
 from scale.templates import STARTED, Shape, write_long_rollout, write_templates
 from token_id_capture import TokenCaptureStore
 from token_id_capture.store.file.connections import writing_engine
-from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.lock import WriterLock
 
 LONG_ROLLOUT: Final = "zz-long"
 SECONDS_APART: Final = 5.0
@@ -55,20 +55,20 @@ def make_database(path: Path, rollouts: int, shape: Shape) -> None:
         raise FileExistsError(f"{path} exists")
     templates = asyncio.run(_write_templates(path, shape))
     engine = writing_engine(path)
-    gate = Gate(path)
+    writer_lock = WriterLock(path)
     try:
-        with _one_transaction(engine, gate) as connection:
+        with _one_transaction(engine, writer_lock) as connection:
             _load_templates(connection, templates)
             _forget_templates(connection)
         for first in range(0, rollouts, _BATCH):
-            with _one_transaction(engine, gate) as connection:
+            with _one_transaction(engine, writer_lock) as connection:
                 _copy(connection, first, min(first + _BATCH, rollouts), len(templates))
-        with _one_transaction(engine, gate) as connection:
+        with _one_transaction(engine, writer_lock) as connection:
             for table in ("numbering", *(f"template_{table}" for table in _TABLES)):
                 connection.execute(f"DROP TABLE {table}")
     finally:
         engine.dispose()
-        gate.close()
+        writer_lock.close()
     asyncio.run(_write_long(path))
 
 
@@ -83,8 +83,8 @@ async def _write_long(path: Path) -> None:
 
 
 @contextmanager
-def _one_transaction(engine: object, gate: Gate) -> Iterator[sqlite3.Connection]:
-    with gate, engine.begin() as connection:  # type: ignore[attr-defined]
+def _one_transaction(engine: object, writer_lock: WriterLock) -> Iterator[sqlite3.Connection]:
+    with writer_lock, engine.begin() as connection:  # type: ignore[attr-defined]
         yield connection.connection.driver_connection
 
 

@@ -68,7 +68,7 @@ async def trajectories_from_source(
     - ``metrics``: counts, all JSON;
     - ``_capture_snapshot``: ``{"snapshot_id", "version"}`` of the snapshot, unless the freeze failed.
 
-    A source that is an ``OutcomeRecorder`` is told masked and failed verdicts at once.
+    A source that is an ``OutcomeRecorder`` is told masked and failed outcomes at once.
     """
     built = blank_build(rollout_id, builder)
     try:
@@ -88,7 +88,7 @@ async def trajectories_from_source(
         incomplete = [reasons.CAPTURE_INCOMPLETE] if snapshot.incomplete else []
         _mask(built, "failed", [f"{reasons.BUILD_FAILED}: {error or type(error).__name__}", *incomplete])
     if built[MASK_SAMPLE_KEY]:
-        await record_verdict(source, built, built["outcome"])
+        await record_outcome(source, built, built["outcome"])
     return built
 
 
@@ -200,10 +200,10 @@ def _metrics(snapshot: TokenCaptureSnapshot | None, output: BuildOutput | None) 
     }
 
 
-async def record_verdict(source: TokenSource, built: Mapping[str, Any], outcome: str) -> bool:
+async def record_outcome(source: TokenSource, built: Mapping[str, Any], outcome: str) -> bool:
     """Tell a source that is an ``OutcomeRecorder`` what became of the build's snapshot.
 
-    Never raises: a verdict that cannot be recorded is logged. Returns whether it was recorded.
+    Never raises: a outcome that cannot be recorded is logged. Returns whether it was recorded.
     """
     snapshot = built.get(SNAPSHOT_KEY)
     if not isinstance(source, OutcomeRecorder) or not snapshot or not snapshot["snapshot_id"]:
@@ -258,7 +258,7 @@ def trajectories_for_rollout(
 def clear_token_captures_for_rollouts(
     records: Iterable[Mapping[str, Any]], token_capture_dirs: Iterable[str | Path]
 ) -> None:
-    """Delete stale captures, fences included, of exactly the rollouts that are about to be dispatched.
+    """Delete stale captures, tombstones included, of exactly the rollouts that are about to be dispatched.
 
     Ids repeat between runs, and a second attempt must never hold a call of the first. Records
     without an id are passed over, and so is a directory without a database.

@@ -24,7 +24,7 @@ from token_id_capture.consumer import (
     Build,
     Projection,
     blank_build,
-    record_verdict,
+    record_outcome,
     trajectories_from_source,
     unusable_build,
 )
@@ -155,7 +155,7 @@ async def record_delivery(source: TokenSource, built: Mapping[str, Any]) -> bool
     Returns whether it was recorded: false for a masked build, for a source that records no outcomes,
     and after an error, which is logged.
     """
-    return capture_build_can_retire(built) and await record_verdict(source, built, "delivered")
+    return capture_build_can_retire(built) and await record_outcome(source, built, "delivered")
 
 
 def capture_build_can_retire(built: Mapping[str, Any] | None) -> bool:

@@ -132,11 +132,11 @@ class OutcomeRecorder(Protocol):
         reason: str = "",
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append a verdict: ``delivered``, ``masked`` or ``failed``. It outlives the snapshot.
+        """Append a outcome: ``delivered``, ``masked`` or ``failed``. It outlives the snapshot.
 
-        The latest verdict on the newest version counts: one that comes late, on an older version,
+        The latest outcome on the newest version counts: one that comes late, on an older version,
         neither lets the rollout be dropped nor keeps it.
-        The same verdict as the latest one of this snapshot and version is not appended again.
+        The same outcome as the latest one of this snapshot and version is not appended again.
 
         Raises:
             ValueError: an unknown outcome.

@@ -42,12 +42,12 @@ RETIRED_BY_HAND: Final = "retired_by_hand"
 
 FLAG_REASONS: Final[dict[str, str]] = {
     CALL_LOST: "The call was begun and no tokens of it were ever stored: its process died or was cut off.",
-    CAPTURE_FAILED: "The reply was there, but reading its tokens failed on an unexpected error.",
+    CAPTURE_FAILED: "The response was there, but reading its tokens failed on an unexpected error.",
     CONFLICTING_PAYLOAD: "One call id arrived with two different payloads; the first one was kept.",
     ID_MISMATCH: "An entry named another rollout or call than the request that it belongs to.",
-    INVALID_TOKENS: "The reply carried token data that is malformed, partial or ambiguous.",
+    INVALID_TOKENS: "The response carried token data that is malformed, partial or ambiguous.",
     LOG_PROB_PLACEHOLDER: "The engine sent a placeholder (-9999 or less) where a log probability should be.",
-    LOST_STREAM: "The reply broke off before its end, or its client left and the engine did not finish in time.",
+    LOST_STREAM: "The response broke off before its end, or its client left and the engine did not finish in time.",
     NO_TOKEN_IDS: "The engine answered without token ids or log probabilities.",
     STORE_FAILED: "The tokens were there, but the database refused to store them.",
     TOKEN_COUNT_MISMATCH: "Token ids, log probabilities and the engine's own count are not equally many.",

@@ -5,7 +5,7 @@ that for HTTP servers. Then, in this order::
 
     await register_call_intent()      before the engine is asked; its failure fails the call
     response = await generate()
-    await capture_tokens(response)    before the reply is released; it never fails the call
+    await capture_tokens(response)    before the response is released; it never fails the call
 
 From the intent on, whatever goes wrong marks the rollout incomplete and is logged. If even the mark
 fails, the intent is still open, and an open intent makes the snapshot incomplete. A cancelled call
@@ -34,7 +34,7 @@ from token_id_capture.protocols import CallIntents, TokenSink, missing_methods
 from token_id_capture.records import TokenEntry, extract_token_fields, response_to_output_items
 
 LOG_PROB_PLACEHOLDER_LIMIT: Final = -9999.0
-"""vLLM clamps what it has no log probability for to -9999.0 in every OpenAI-shaped reply."""
+"""vLLM clamps what it has no log probability for to -9999.0 in every OpenAI-shaped response."""
 
 # Their particulars may quote what the engine sent. That is for the database, which only its owner reads.
 _QUOTING_REASONS: Final = frozenset({reasons.CAPTURE_FAILED, reasons.INVALID_TOKENS, reasons.UNKNOWN_OUTCOME})

@@ -19,7 +19,7 @@ from token_id_capture.errors import TokenCaptureError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import PinnedWalWarning, TokenCaptureStore
 from token_id_capture.store.file import connections as engine
-from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.write import writer
 
 Say = Callable[[str], None]
@@ -144,9 +144,9 @@ def open_together(database: str, name: str, go: str, waiting: str) -> None:
     asyncio.run(main())
 
 
-def hold_gate(database: str, acknowledged: str) -> None:
-    """Take the gate and keep it."""
-    with Gate(Path(database)):
+def hold_writer_lock(database: str, acknowledged: str) -> None:
+    """Take the writer lock and keep it."""
+    with WriterLock(Path(database)):
         speaker(acknowledged)("held")
         time.sleep(3600)
 
@@ -348,7 +348,7 @@ def busy_life(database: str, acknowledged: str, synchronous: int) -> None:
 
 
 def sync_each(database: str, acknowledged: str) -> None:
-    """Puts one after the other, then 64 that wait at the gate together; each says when it was handed over."""
+    """Puts one after the other, then 64 that wait at the writer lock together; each says when it was handed over."""
     say = speaker(acknowledged)
     writer.IDLE_SECONDS = 3600.0  # type: ignore[misc]
 
@@ -361,13 +361,13 @@ def sync_each(database: str, acknowledged: str) -> None:
         async with TokenCaptureStore(database) as store:
             for number in range(20):
                 await put(store, str(number))
-            gate = Gate(Path(database))
-            with gate:
+            writer_lock = WriterLock(Path(database))
+            with writer_lock:
                 puts = [asyncio.create_task(put(store, f"group{number}")) for number in range(64)]
                 await asyncio.sleep(0)
                 say("together")
             await asyncio.gather(*puts)
             say("done")
-            gate.close()
+            writer_lock.close()
 
     asyncio.run(main())

@@ -36,7 +36,7 @@ async def test_forks_at_any_moment_of_a_busy_store_work_in_parent_and_children(
     assert {call for rollout, call in lines if rollout == "parent"} <= await _stored(database, "parent")
 
 
-def test_a_forked_child_keeps_neither_the_gate_nor_the_database_of_its_parent(
+def test_a_forked_child_keeps_neither_the_writer_lock_nor_the_database_of_its_parent(
     start: Start, database: Path, tmp_path: Path
 ) -> None:
     parent = start("fork_and_wait", database, tmp_path / "acknowledged")

@@ -33,13 +33,15 @@ async def test_a_process_that_forgets_to_close_ends_soon_and_loses_nothing(
     assert "a" in await _stored(database, "open")
 
 
-async def test_a_holder_of_the_gate_that_is_killed_frees_it(start: Start, database: Path, tmp_path: Path) -> None:
+async def test_a_holder_of_the_writer_lock_that_is_killed_frees_it(
+    start: Start, database: Path, tmp_path: Path
+) -> None:
     start("create", database, tmp_path / "created").succeed()
-    holder = start("hold_gate", database, tmp_path / "held")
-    until(lambda: said(tmp_path / "held"), "the gate to be taken")
+    holder = start("hold_writer_lock", database, tmp_path / "held")
+    until(lambda: said(tmp_path / "held"), "the writer lock to be taken")
     writer = start("put_many", database, tmp_path / "acknowledged", "first", 10)
-    # It opens without the gate, and cannot write without it.
-    until(lambda: _waits_for_a_lock(writer.pid), "the writer to wait at the gate")
+    # It opens without the writer lock, and cannot write without it.
+    until(lambda: _waits_for_a_lock(writer.pid), "the writer to wait at the writer lock")
     assert said(tmp_path / "acknowledged") == []
     holder.kill()
     writer.succeed()

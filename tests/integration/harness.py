@@ -43,12 +43,12 @@ def exchanges(scenario: str, folder: Path = FOLDER) -> list[Exchange]:
         request = _resolved(directory, name)
         body = orjson.dumps(request["body"])
         headers = {key: value for key, value in request["headers"].items() if key.lower() not in NOT_SENT_AGAIN}
-        stream, reply = (directory / f"{told['n']:02}-response.{kind}" for kind in ("sse", "json"))
+        stream, response = (directory / f"{told['n']:02}-response.{kind}" for kind in ("sse", "json"))
         payload = b""
         if stream.exists():
             payload = stream.read_bytes()
-        elif reply.exists():
-            payload = orjson.dumps(json.loads(reply.read_text())["body"])
+        elif response.exists():
+            payload = orjson.dumps(json.loads(response.read_text())["body"])
         answer = told["response"]
         path = request["path"].removeprefix(PREFIX)
         found.append(Exchange(told["label"], path, headers, body, answer["status"], payload, answer.get("fault")))

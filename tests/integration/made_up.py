@@ -1,4 +1,4 @@
-"""Replies in vLLM's shape that no recording has: short, and wrong where a test wants it."""
+"""Responses in vLLM's shape that no recording has: short, and wrong where a test wants it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAM = {**BODY, "stream": True}
 
 
 def answering(payload: Any, status: int = 200, *, after: asyncio.Event | None = None) -> Any:
-    """A handler that gives one JSON reply, if told so only after an event."""
+    """A handler that gives one JSON response, if told so only after an event."""
 
     async def handler(request: web.Request) -> web.Response:
         if after is not None:

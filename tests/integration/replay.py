@@ -166,7 +166,7 @@ async def serving(app: Any, *, grace: int = 5) -> AsyncIterator[tuple[str, uvico
 
 
 @dataclass
-class Reply:
+class Response:
     """What a client got; ``whole`` is false where the connection broke."""
 
     status: int
@@ -194,7 +194,7 @@ class Gateway:
 
     async def request(
         self, method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> Reply:
+    ) -> Response:
         async with self.session.request(method, url, data=body and BytesIO(body), headers=headers) as response:
             pieces: list[bytes] = []
             whole = True
@@ -204,14 +204,14 @@ class Gateway:
             except aiohttp.ClientError:
                 whole = False
             shown = [(name.decode(), value.decode()) for name, value in response.raw_headers]
-            return Reply(response.status, shown, b"".join(pieces), whole)
+            return Response(response.status, shown, b"".join(pieces), whole)
 
-    async def post(self, path: str, body: Any, rollout: str = "r1", **headers: str) -> Reply:
+    async def post(self, path: str, body: Any, rollout: str = "r1", **headers: str) -> Response:
         raw = body if isinstance(body, bytes) else orjson.dumps(body)
         named = {"content-type": "application/json", **headers}
         return await self.request("POST", self.base(rollout) + path, raw, named)
 
-    async def replay(self, name: str, body: Any = None, rollout: str = "r1") -> Reply:
+    async def replay(self, name: str, body: Any = None, rollout: str = "r1") -> Response:
         """Send the recorded request without what the gateway adds, or with another body."""
         recording = Recording.named(name)
         headers = {"x-recording": name, "content-type": "application/json"}
@@ -233,7 +233,7 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(
+async def running_gateway(
     database: Path, *, store: TokenCaptureStore | None = None, grace: int = 5, **options: Any
 ) -> AsyncIterator[Gateway]:
     """A gateway with a real store in front of a ``ReplayEngine``."""

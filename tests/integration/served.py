@@ -37,8 +37,8 @@ class Serving:
 
     async def request(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
         """On a connection of its own, so that any worker may answer."""
-        async with aiohttp.ClientSession() as session, session.request(method, self.url + path, **options) as reply:
-            return reply.status, await reply.read()
+        async with aiohttp.ClientSession() as session, session.request(method, self.url + path, **options) as response:
+            return response.status, await response.read()
 
     def base(self, rollout: str = "r1") -> str:
         return f"/ng-rollout/{rollout}/training-token-capture"

@@ -29,15 +29,15 @@ def bench(directory: Path, *arguments: str) -> Any:
 
 def test_every_workload_and_level_is_measured_for_all_stores(tmp_path: Path) -> None:
     found = bench(tmp_path, "--shrink", "32", "--level", "store", "--level", "reply")
-    store, reply = found["levels"]["store"], found["levels"]["reply"]
+    store, response = found["levels"]["store"], found["levels"]["reply"]
     assert sorted(store) == ["agent", "chat", "crowd", "long"]
-    assert sorted(reply) == ["agent", "chat", "long"]
+    assert sorted(response) == ["agent", "chat", "long"]
     for cells in store.values():
         assert sorted(cells) == ["jsonl", "limit", "ours"]
         assert all(cell["calls_per_second"] > 0 and cell["put_p99_ms"] > 0 for cell in cells.values())
         # Nobody writes less than the limit, which has only what is new in each call.
         assert cells["limit"]["disk_kb_per_call"] < min(cells[name]["disk_kb_per_call"] for name in ("ours", "jsonl"))
-    for cells in reply.values():
+    for cells in response.values():
         assert sorted(cells) == ["jsonl", "ours"]
     assert found["limits"]
     assert all(limit["holds"] is None for limit in found["limits"]), "shrunk workloads are not judged"
@@ -63,15 +63,15 @@ def test_a_duration_without_a_unit_is_refused(tmp_path: Path) -> None:
     assert "write it like 5ms" in done.stderr
 
 
-def test_a_verdict_says_its_bound_and_whether_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_outcome_says_its_bound_and_whether_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
-    from benchmark.limits import Verdict
+    from benchmark.limits import Outcome
 
-    assert Verdict("levels", "calls/s", "chat", 1.2, True, 1.2).holds
-    assert not Verdict("levels", "calls/s", "chat", 1.1, True, 1.2).holds
-    assert Verdict("levels", "CPU", "chat", 0.8, False, 0.8).holds
-    assert str(Verdict("levels", "CPU", "chat", 0.9, False, 0.8)) == "0.90 <= 0.8 MISSED"
-    assert str(Verdict("levels", "CPU", "chat", 0.9, False, None)) == "0.90"
+    assert Outcome("levels", "calls/s", "chat", 1.2, True, 1.2).holds
+    assert not Outcome("levels", "calls/s", "chat", 1.1, True, 1.2).holds
+    assert Outcome("levels", "CPU", "chat", 0.8, False, 0.8).holds
+    assert str(Outcome("levels", "CPU", "chat", 0.9, False, 0.8)) == "0.90 <= 0.8 MISSED"
+    assert str(Outcome("levels", "CPU", "chat", 0.9, False, None)) == "0.90"
 
 
 def test_prepared_calls_extend_one_another_and_are_the_same_in_both_forms(
@@ -83,11 +83,11 @@ def test_prepared_calls_extend_one_another_and_are_the_same_in_both_forms(
 
     workload = WORKLOADS["agent"].shrunk(16)
     write_inputs(workload, tmp_path, ("arrays", "reply"))
-    arrays, replies = (read_inputs(tmp_path, form)[0] for form in ("arrays", "reply"))
+    arrays, responses = (read_inputs(tmp_path, form)[0] for form in ("arrays", "reply"))
     known: list[int] = []
-    for call, reply in zip(arrays, replies, strict=True):
-        assert (call.rollout_id, call.call_id) == (reply.rollout_id, reply.call_id)
-        fields, whole = orjson.loads(call.body), orjson.loads(reply.body)
+    for call, response in zip(arrays, responses, strict=True):
+        assert (call.rollout_id, call.call_id) == (response.rollout_id, response.call_id)
+        fields, whole = orjson.loads(call.body), orjson.loads(response.body)
         assert fields["prompt_token_ids"][: len(known)] == known
         known = fields["prompt_token_ids"] + fields["generation_token_ids"]
         (choice,) = whole["choices"]

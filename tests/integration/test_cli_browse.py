@@ -71,8 +71,8 @@ def address(database: Path) -> Iterator[str]:
 
 def get(url: str, **headers: str) -> str:
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=SECONDS) as reply:
-        return str(reply.read().decode())
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        return str(response.read().decode())
 
 
 def rows(url: str, **parameters: str) -> list[dict[str, Any]]:
@@ -85,8 +85,8 @@ def rows(url: str, **parameters: str) -> list[dict[str, Any]]:
 def refusal(url: str, **headers: str) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as refused:
         get(url, **headers)
-    with refused.value as reply:
-        return reply.code, reply.read().decode()
+    with refused.value as response:
+        return response.code, response.read().decode()
 
 
 def test_the_first_page_offers_queries_and_views(address: str) -> None:

@@ -103,7 +103,7 @@ async def test_llama_server_wants_its_tokenizer_to_be_asked(tokcap: RunTokcap, e
     assert (json.loads(done.stdout)["engine"], json.loads(done.stdout)["model"]) == ("llama-cpp", "tiny")
 
 
-async def test_an_old_sglang_is_asked_for_whole_replies(tokcap: RunTokcap, engine: ReplayEngine) -> None:
+async def test_an_old_sglang_is_asked_for_whole_responses(tokcap: RunTokcap, engine: ReplayEngine) -> None:
     engine.handler = speaking(
         chats="sglang-old-chat",
         streams="",
@@ -120,7 +120,7 @@ async def test_an_old_sglang_is_asked_for_whole_replies(tokcap: RunTokcap, engin
     assert outcomes(done) == ["captured", "refused", "refused", "captured", "captured"]
 
 
-async def test_streams_that_lose_ids_on_the_way_are_made_from_whole_replies(
+async def test_streams_that_lose_ids_on_the_way_are_made_from_whole_responses(
     tokcap: RunTokcap, engine: ReplayEngine
 ) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -141,7 +141,7 @@ async def test_streams_that_lose_ids_on_the_way_are_made_from_whole_replies(
     done = await checked(tokcap, engine)
     assert done.returncode == 0, done.stdout
     assert "an engine of unknown kind, model tiny" in done.stdout
-    assert "they are made from whole replies (--streaming never)" in done.stdout
+    assert "they are made from whole responses (--streaming never)" in done.stdout
     done = await checked(tokcap, engine, "--streaming", "always")
     assert done.returncode == 1
     assert "a proxy in between drops them in streams: --streaming never" in done.stdout
@@ -228,7 +228,7 @@ async def test_serve_says_what_is_not_captured_and_starts(tmp_path: Path, engine
         assert (await server.post(server.base() + CHAT))[0] == 200
 
 
-async def test_a_strategy_of_ones_own_is_named_from_where_it_lies(
+async def test_a_adapter_of_ones_own_is_named_from_where_it_lies(
     tmp_path: Path, engine: ReplayEngine, tokcap: RunTokcap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_engine.py").write_text(

@@ -105,8 +105,8 @@ async def test_a_tokenizer_adds_the_text_and_certainty(tokcap: RunTokcap, tmp_pa
     assert "    call 2 reads '<s>the cat sat on'" in shown.stdout
     assert "  This is re-tokenisation: 3 tokens stand where 3 were, and both read the same." in shown.stdout
     (found,) = json.loads(tokcap("explain", "r", "-d", tmp_path, "--tokenizer", tokenizer, "--json").stdout)["findings"]
-    (departure,) = found["departures"]
-    assert departure == {
+    (divergence,) = found["divergences"]
+    assert divergence == {
         "call": "Second",
         "continues": None,
         "closest": "first",
@@ -121,7 +121,7 @@ async def test_a_tokenizer_adds_the_text_and_certainty(tokcap: RunTokcap, tmp_pa
         "cause": "retokenization",
         "because": "3 tokens stand where 3 were, and both read the same",
         "certain": True,
-        "remedy": departure["remedy"],
+        "remedy": divergence["remedy"],
     }
 
 
@@ -171,7 +171,7 @@ CAUSES: dict[str, list[TokenEntry]] = {
 
 
 @pytest.mark.parametrize("reason", CAUSES)
-async def test_every_verdict_is_explained_after_the_freeze(tokcap: RunTokcap, tmp_path: Path, reason: str) -> None:
+async def test_every_outcome_is_explained_after_the_freeze(tokcap: RunTokcap, tmp_path: Path, reason: str) -> None:
     async with TokenCaptureStore(tmp_path) as store:
         for call in CAUSES[reason]:
             await store.put(call)
@@ -181,7 +181,7 @@ async def test_every_verdict_is_explained_after_the_freeze(tokcap: RunTokcap, tm
             await store.refuse_call("r", "lost", "HTTP 400")
         assert (await trajectories_from_source("r", store))["reason"] == reason
     text = tokcap("explain", "r", "-d", tmp_path).stdout
-    assert f"It is frozen. The latest verdict is: masked, {reason}.\n\n{reason}: {SENTENCES[reason]}\n" in text
+    assert f"It is frozen. The latest outcome is: masked, {reason}.\n\n{reason}: {SENTENCES[reason]}\n" in text
     assert "What to do: " in text
 
 
@@ -298,5 +298,5 @@ def test_reading_one_rollout_costs_the_same_in_a_large_file(tmp_path_factory: py
 def test_a_long_rollout_among_many_is_explained(tokcap: RunTokcap, tmp_path_factory: pytest.TempPathFactory) -> None:
     shown = tokcap("explain", "zz-long", "-d", database_with(4_000, tmp_path_factory), "--json")
     (found,) = json.loads(shown.stdout)["findings"]
-    (departure,) = found["departures"]
-    assert (departure["position"], departure["cause"]) == (5, "edited_history")
+    (divergence,) = found["divergences"]
+    assert (divergence["position"], divergence["cause"]) == (5, "edited_history")

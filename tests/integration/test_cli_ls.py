@@ -43,8 +43,8 @@ async def fill(path: Path) -> None:
         await store.begin_call("open", "refused")
         await store.refuse_call("open", "refused", "context too long")
         await store.mark_incomplete("flagged", "first", "id_mismatch")
-        verdicts = [("delivered", "delivered"), ("failed", "failed"), ("masked", "masked"), ("reviewed", "masked")]
-        for name, outcome in [*verdicts, ("reviewed", "delivered")]:
+        outcomes = [("delivered", "delivered"), ("failed", "failed"), ("masked", "masked"), ("reviewed", "masked")]
+        for name, outcome in [*outcomes, ("reviewed", "delivered")]:
             snapshot = await store.freeze(name)
             await store.record_outcome(snapshot.snapshot_id, snapshot.version, outcome, "multiple_roots")
         await store.put(entry("gone", "first", "small"))

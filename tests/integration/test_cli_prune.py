@@ -140,7 +140,7 @@ def test_young_evidence_stays_when_old_evidence_goes(tokcap: RunTokcap, tmp_path
     assert ids(database, "snapshots") == ["masked", "undecided"]
 
 
-def test_evidence_that_was_marked_for_a_new_verdict_is_kept(tokcap: RunTokcap, database: Path) -> None:
+def test_evidence_that_was_marked_for_a_new_outcome_is_kept(tokcap: RunTokcap, database: Path) -> None:
     async def deliver_after_all() -> None:
         async with TokenCaptureStore(database) as store:
             await finish(store, "masked", "delivered")

@@ -79,7 +79,7 @@ def report(tokcap: RunTokcap, database: Path, output: Path, *arguments: str) -> 
     ("rollout", "badge", "said"),
     [
         ("delivered", "delivered", "72 tokens, 18 of them sampled"),
-        ("frozen", "deliverable", "nobody has recorded a verdict"),
+        ("frozen", "deliverable", "nobody has recorded a outcome"),
         ("masked", "masked", "The call was begun and no tokens of it were ever stored"),
         ("open", "open", "It is open. Frozen now, it would be masked"),
         ("retired", "handed on", "What was captured of it was handed on, and then deleted here"),

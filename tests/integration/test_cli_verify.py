@@ -86,7 +86,7 @@ DAMAGE: dict[str, tuple[list[str], list[str]]] = {
         ["DROP TRIGGER snapshot_entries_evidence", "DELETE FROM snapshot_entries WHERE model_call_id = 'c2'"],
         [SNAPSHOT + "holds 2 calls, and 3 were copied into it"],
     ),
-    "a snapshot's verdict": (
+    "a snapshot's outcome": (
         ["DROP TRIGGER snapshots_immutable", "UPDATE snapshots SET incomplete = 1"],
         [SNAPSHOT + "says incomplete = 1, and has 0 flags"],
     ),

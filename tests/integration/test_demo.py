@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from token_id_capture.cli.demo import run as demo_run
-from token_id_capture.cli.demo.checks import Verdict, check
+from token_id_capture.cli.demo.checks import Outcome, check
 from token_id_capture.cli.demo.journey import Rollout
 from token_id_capture.cli.demo.stories import POLICY_SEED, STORIES
 from token_id_capture.cli.demo.summary import Report
@@ -42,18 +42,18 @@ class Finished(NamedTuple):
     @property
     def rollouts(self) -> list[Rollout]:
         """The rollouts as their harness saw them."""
-        verdicts = {verdict["rollout_id"]: verdict for verdict in self.report["rollouts"]}
+        outcomes = {outcome["rollout_id"]: outcome for outcome in self.report["rollouts"]}
         return [
             Rollout(
                 story,
-                calls=verdicts[story.rollout_id]["calls"],
-                kept_tokens=verdicts[story.rollout_id]["delivered_tokens"],
-                killed_pid=next((call["pid"] for call in verdicts[story.rollout_id]["lost_calls"]), None),
+                calls=outcomes[story.rollout_id]["calls"],
+                kept_tokens=outcomes[story.rollout_id]["delivered_tokens"],
+                killed_pid=next((call["pid"] for call in outcomes[story.rollout_id]["lost_calls"]), None),
             )
             for story in STORIES
         ]
 
-    async def check(self, lines: list[bytes], rollouts: list[Rollout] | None = None) -> list[Verdict]:
+    async def check(self, lines: list[bytes], rollouts: list[Rollout] | None = None) -> list[Outcome]:
         return await check(rollouts or self.rollouts, self.directory / "token_captures.db", lines, Policy(POLICY_SEED))
 
 
@@ -117,9 +117,9 @@ def test_no_process_is_left(finished: Finished) -> None:
 
 def printed(finished: Finished, capsys: pytest.CaptureFixture[str]) -> str:
     database = finished.directory / "token_captures.db"
-    verdicts = [Verdict(**verdict) for verdict in finished.report["rollouts"]]
+    outcomes = [Outcome(**outcome) for outcome in finished.report["rollouts"]]
     files = {name: finished.directory / f"{name}.jsonl" for name in ("rollouts", "train")}
-    Report(finished.directory, True, 1.0, verdicts, files["rollouts"], files["train"], database).print()
+    Report(finished.directory, True, 1.0, outcomes, files["rollouts"], files["train"], database).print()
     return capsys.readouterr().out
 
 
@@ -155,8 +155,8 @@ def test_where_the_program_is_found_it_is_called_by_its_name(
 
 
 async def test_the_checks_pass_again_on_what_the_demo_left(finished: Finished) -> None:
-    verdicts = await finished.check(finished.lines)
-    assert [verdict.problems for verdict in verdicts] == [[]] * len(STORIES)
+    outcomes = await finished.check(finished.lines)
+    assert [outcome.problems for outcome in outcomes] == [[]] * len(STORIES)
 
 
 def shift_log_prob(row: dict[str, Any]) -> None:
@@ -198,8 +198,8 @@ def strip_tokens(row: dict[str, Any]) -> None:
 async def test_a_damaged_row_is_noticed(finished: Finished, damage: Callable[[Any], None], problem: str) -> None:
     rows = [json.loads(line) for line in finished.lines]
     damage(next(row for row in rows if row["_ng_rollout_id"] == "steady-3"))
-    verdicts = await finished.check([json.dumps(row).encode() for row in rows])
-    found = {verdict.rollout_id: verdict.problems for verdict in verdicts if verdict.problems}
+    outcomes = await finished.check([json.dumps(row).encode() for row in rows])
+    found = {outcome.rollout_id: outcome.problems for outcome in outcomes if outcome.problems}
     assert list(found) == ["steady-3"]
     assert problem in found["steady-3"][0]
 
@@ -215,8 +215,8 @@ async def test_a_missing_row_and_an_outcome_that_was_not_expected_are_noticed(fi
 
 
 def test_a_problem_is_printed_and_ends_in_exit_code_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    verdict = Verdict("steady-1", "whole replies", 5, "delivered", problems=["it has no training row"])
-    report = Report(tmp_path, True, 1.0, [verdict], tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    outcome = Outcome("steady-1", "whole responses", 5, "delivered", problems=["it has no training row"])
+    report = Report(tmp_path, True, 1.0, [outcome], tmp_path / "a", tmp_path / "b", tmp_path / "c")
     monkeypatch.setattr(demo_run, "run_demo", lambda directory, keep: report)
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 1

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from aiohttp import web
 from made_up import answering
-from replay import Gateway, gateway
+from replay import Gateway, running_gateway
 
 from spoken import Spoken
 from token_id_capture.testing.replay import Recording
@@ -27,8 +27,8 @@ ERROR = {"error": {"message": "This is too long.", "type": "BadRequestError", "p
 
 
 @pytest.fixture
-async def gate(tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with gateway(tmp_path, engine="vllm") as running:
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with running_gateway(tmp_path, engine="vllm") as running:
         running.engine.handler = speaking
         yield running
 
@@ -44,20 +44,20 @@ async def speaking(request: web.Request) -> web.StreamResponse:
 
 def recorded(folder: Path, **paths: str) -> Callable[[web.Request], Any]:
     """An engine that answers each path with one recording of the folder."""
-    replies = {
+    responses = {
         path: Recording.load(folder, name)
         for path, name in {path.replace("_", "/"): name for path, name in paths.items()}.items()
     }
 
     async def handler(request: web.Request) -> web.Response:
-        recording = replies[request.path.rpartition("/")[2]]
+        recording = responses[request.path.rpartition("/")[2]]
         return web.Response(body=recording.payload, status=recording.status, content_type="application/json")
 
     return handler
 
 
-def official(gate: Gateway, rollout: str = "r1") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=gate.base(rollout) + "/v1", api_key="none", max_retries=0)
+def official(gateway: Gateway, rollout: str = "r1") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=gateway.base(rollout) + "/v1", api_key="none", max_retries=0)
 
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -72,18 +72,21 @@ TOOLS: Any = [
 ]
 
 
-async def test_a_stream_made_from_a_whole_reply_with_a_tool_call_is_what_the_official_client_expects(
+async def test_a_stream_made_from_a_whole_response_with_a_tool_call_is_what_the_official_client_expects(
     tmp_path: Path,
 ) -> None:
-    async with gateway(tmp_path, engine="llama-cpp", tokenize_prompts=True) as gate, official(gate) as client:
+    async with (
+        running_gateway(tmp_path, engine="llama-cpp", tokenize_prompts=True) as gateway,
+        official(gateway) as client,
+    ):
         names = {"completions": "12-tools-call", "apply-template": "22b-tools-apply-template"}
-        gate.engine.handler = recorded(LLAMA, **names, tokenize="22b-tools-tokenize")
+        gateway.engine.handler = recorded(LLAMA, **names, tokenize="22b-tools-tokenize")
         weather: Any = [{"role": "user", "content": "How is the weather in Oslo?"}]
         stream = await client.chat.completions.create(
             model="tiny", messages=weather, tools=TOOLS, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
-        assert gate.engine.received[0].json()["stream"] is False
+        assert gateway.engine.received[0].json()["stream"] is False
         (call,) = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
         assert call.function is not None
         assert (call.index, call.function.name, call.function.arguments) == (0, "get_weather", '{"city": "Malmö"}')
@@ -92,7 +95,7 @@ async def test_a_stream_made_from_a_whole_reply_with_a_tool_call_is_what_the_off
         assert chunks[-1].usage.completion_tokens == 22
         assert chunks[0].choices[0].delta.role == "assistant"
         assert not any(choice.logprobs for chunk in chunks for choice in chunk.choices)
-        entry = await gate.entry()
+        entry = await gateway.entry()
         assert (len(entry.prompt_token_ids), len(entry.generation_token_ids)) == (127, 22)
         assert entry.finish_reason == "tool_calls"
 
@@ -100,26 +103,26 @@ async def test_a_stream_made_from_a_whole_reply_with_a_tool_call_is_what_the_off
 @pytest.mark.parametrize(
     "name", ["06-chat-n2", "12c-tools-auto-text-and-call", "14h-reasoning-and-tool", "14-reasoning", "04-completion"]
 )
-async def test_a_stream_made_from_a_whole_reply_says_what_the_reply_said(tmp_path: Path, name: str) -> None:
-    reply = orjson.loads(Recording.load(VLLM, name).payload)
+async def test_a_stream_made_from_a_whole_response_says_what_the_response_said(tmp_path: Path, name: str) -> None:
+    response = orjson.loads(Recording.load(VLLM, name).payload)
     chat = "completion" not in name
-    async with gateway(tmp_path, engine="vllm", streaming="never") as gate, official(gate) as client:
-        gate.engine.handler = recorded(VLLM, completions=name)
+    async with running_gateway(tmp_path, engine="vllm", streaming="never") as gateway, official(gateway) as client:
+        gateway.engine.handler = recorded(VLLM, completions=name)
         asked: Any = {"model": "tiny", "stream": True, "logprobs": True if chat else 1}
         said: dict[int, dict[str, Any]] = {}
         if not chat:
             async for text in await client.completions.create(prompt="hi", **asked):
                 for choice in text.choices:
                     said.setdefault(0, {"text": ""})["text"] += choice.text
-            assert said[0]["text"] == reply["choices"][0]["text"]
+            assert said[0]["text"] == response["choices"][0]["text"]
             return
         async with client.chat.completions.stream(
-            **{key: value for key, value in asked.items() if key != "stream"}, messages=HI, n=len(reply["choices"])
+            **{key: value for key, value in asked.items() if key != "stream"}, messages=HI, n=len(response["choices"])
         ) as stream:
             async for _ in stream:
                 pass
             final = await stream.get_final_completion()
-        for choice, whole in zip(final.choices, reply["choices"], strict=True):
+        for choice, whole in zip(final.choices, response["choices"], strict=True):
             message = choice.message.model_dump()
             assert (message["content"] or None) == (whole["message"]["content"] or None)
             assert message.get("reasoning") == whole["message"].get("reasoning")
@@ -134,18 +137,18 @@ async def test_a_stream_made_from_a_whole_reply_says_what_the_reply_said(tmp_pat
             assert [entry.logprob for entry in choice.logprobs.content] == [
                 entry["logprob"] for entry in whole["logprobs"]["content"]
             ]
-        assert len(await gate.store.read_entries("r1")) == len(reply["choices"])
+        assert len(await gateway.store.read_entries("r1")) == len(response["choices"])
 
 
-async def test_the_official_client_raises_the_engines_errors(gate: Gateway) -> None:
-    async with official(gate) as client:
+async def test_the_official_client_raises_the_engines_errors(gateway: Gateway) -> None:
+    async with official(gateway) as client:
         calls = (
             lambda: client.chat.completions.create(model="tiny", messages=HI),
             lambda: client.chat.completions.create(model="tiny", messages=HI, stream=True),
             lambda: client.completions.create(model="tiny", prompt="hi"),
         )
         for status, error in ((400, openai.BadRequestError), (404, openai.NotFoundError), (500, openai.APIStatusError)):
-            gate.engine.handler = answering(ERROR, status)
+            gateway.engine.handler = answering(ERROR, status)
             for call in calls:
                 with pytest.raises(error) as raised:
                     await call()
@@ -154,16 +157,16 @@ async def test_the_official_client_raises_the_engines_errors(gate: Gateway) -> N
 
 
 async def test_an_error_of_a_call_whose_stream_would_be_made_reaches_the_client_as_it_is(tmp_path: Path) -> None:
-    async with gateway(tmp_path, engine="sglang") as gate, official(gate) as client:
-        gate.engine.handler = answering(ERROR, 400)
+    async with running_gateway(tmp_path, engine="sglang") as gateway, official(gateway) as client:
+        gateway.engine.handler = answering(ERROR, 400)
         with pytest.raises(openai.BadRequestError, match="This is too long"):
             await client.chat.completions.create(model="tiny", messages=HI, stream=True)
-        assert await gate.intents() == ["refused"]
+        assert await gateway.intents() == ["refused"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_plain_curl_works_on_each_endpoint(gate: Gateway, stream: bool) -> None:
+async def test_plain_curl_works_on_each_endpoint(gateway: Gateway, stream: bool) -> None:
     asked = {
         CHAT: {"model": "tiny", "messages": HI},
         COMPLETIONS: {"model": "tiny", "prompt": "hi"},
@@ -171,13 +174,13 @@ async def test_plain_curl_works_on_each_endpoint(gate: Gateway, stream: bool) ->
     }
     for number, (path, body) in enumerate(asked.items()):
         rollout = f"r{number}"
-        status, said = await curl(gate.base(rollout) + path, {**body, "stream": stream})
+        status, said = await curl(gateway.base(rollout) + path, {**body, "stream": stream})
         assert status == 200
         assert said.endswith(b"data: [DONE]\n\n") == stream
         assert (b"Hel" in said) == (path != "/inference/v1/generate")
-        assert len(await gate.store.read_entries(rollout)) == 1
-    gate.engine.handler = answering(ERROR, 400)
-    assert await curl(gate.base() + CHAT, {**asked[CHAT], "stream": stream}) == (400, orjson.dumps(ERROR))
+        assert len(await gateway.store.read_entries(rollout)) == 1
+    gateway.engine.handler = answering(ERROR, 400)
+    assert await curl(gateway.base() + CHAT, {**asked[CHAT], "stream": stream}) == (400, orjson.dumps(ERROR))
 
 
 async def curl(url: str, body: Any) -> tuple[int, bytes]:
@@ -216,10 +219,10 @@ else:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="pip install litellm, which is large")
-async def test_litellms_client_works_on_each_endpoint(gate: Gateway) -> None:
+async def test_litellms_client_works_on_each_endpoint(gateway: Gateway) -> None:
     async def run(what: str) -> list[str]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", LITELLM, gate.base() + "/v1", what),
+            *(sys.executable, "-c", LITELLM, gateway.base() + "/v1", what),
             env={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PATH": "/usr/bin:/bin"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -230,7 +233,7 @@ async def test_litellms_client_works_on_each_endpoint(gate: Gateway) -> None:
         return said.decode().split()
 
     assert await run("calls") == ["Hello"] * 4
-    assert len(await gate.store.read_entries("r1")) == 4
-    gate.engine.handler = answering(ERROR, 400)
+    assert len(await gateway.store.read_entries("r1")) == 4
+    gateway.engine.handler = answering(ERROR, 400)
     await run("errors")
-    assert await gate.intents() == ["refused"] * 2
+    assert await gateway.intents() == ["refused"] * 2

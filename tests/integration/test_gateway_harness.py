@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import FOLDER, Exchange, ScenarioEngine, exchanges, with_token_ids
 from made_up import answering, pausing
-from replay import Gateway, gateway, until
+from replay import Gateway, running_gateway, until
 
 from token_id_capture.builder import run_builder
 
@@ -36,44 +36,46 @@ OUTCOMES = {
     "ended-mid": [STORED, STORED, LOST, STORED],
     "killed-mid-stream": [STORED, LOST],
 }
-# Of the stub's own replies, that have no ids; main-chat's carry three made-up ones for 42 tokens.
+# Of the stub's own responses, that have no ids; main-chat's carry three made-up ones for 42 tokens.
 PLAIN = {STORED: "no_token_ids"}
 
 
-async def played(gate: Gateway, calls: list[Exchange]) -> list[str]:
+async def played(gateway: Gateway, calls: list[Exchange]) -> list[str]:
     """Make the calls of a scenario as the harness made them; what became of each."""
     engine = ScenarioEngine(calls)
-    gate.engine.handler = engine
+    gateway.engine.handler = engine
     outcomes = []
     for number, call in enumerate(calls):
         rollout = f"call-{number}"
         if call.fault == "stall":
-            await _hangs_up(gate, call, rollout, engine)
+            await _hangs_up(gateway, call, rollout, engine)
         else:
-            reply = await gate.post(call.path, call.body, rollout, **call.headers)
-            assert reply.status == (call.status or 502)
-            # Where the engine's reply ends properly but early, the client's must not look whole.
-            assert reply.whole == (call.fault not in ("cut", "cutclean"))
-        outcomes.append(await outcome(gate, rollout))
+            response = await gateway.post(call.path, call.body, rollout, **call.headers)
+            assert response.status == (call.status or 502)
+            # Where the engine's response ends properly but early, the client's must not look whole.
+            assert response.whole == (call.fault not in ("cut", "cutclean"))
+        outcomes.append(await outcome(gateway, rollout))
     return outcomes
 
 
-async def _hangs_up(gate: Gateway, call: Exchange, rollout: str, engine: ScenarioEngine) -> None:
+async def _hangs_up(gateway: Gateway, call: Exchange, rollout: str, engine: ScenarioEngine) -> None:
     """Read as far as the harness read, and be killed."""
-    async with gate.session.post(gate.base(rollout) + call.path, data=call.body, headers=call.headers) as response:
+    async with gateway.session.post(
+        gateway.base(rollout) + call.path, data=call.body, headers=call.headers
+    ) as response:
         for _ in range(7):
             await response.content.readuntil(b"\n\n")
         response.close()
 
     async def marked() -> bool:
-        return bool(await gate.flags(rollout))
+        return bool(await gateway.flags(rollout))
 
     await until(marked)
     engine.stalls_until.set()
 
 
-async def outcome(gate: Gateway, rollout: str) -> str:
-    detail = await gate.store.describe_rollout(rollout)
+async def outcome(gateway: Gateway, rollout: str) -> str:
+    detail = await gateway.store.describe_rollout(rollout)
     flags = [flag.reason for flag in detail.flags]
     if detail.calls:
         assert (detail.intents, flags) == ((), []), "stored, so neither open nor marked"
@@ -95,11 +97,11 @@ async def test_with_an_engine_that_sends_ids_each_call_is_stored_or_known_to_be_
     tmp_path: Path, scenario: str
 ) -> None:
     calls = [with_token_ids(call) for call in exchanges(scenario)]
-    async with gateway(tmp_path, engine="vllm", drain_seconds=0.2) as gate:
-        outcomes = await played(gate, calls)
+    async with running_gateway(tmp_path, engine="vllm", drain_seconds=0.2) as gateway:
+        outcomes = await played(gateway, calls)
         assert outcomes == OUTCOMES[scenario]
         for number, (call, became) in enumerate(zip(calls, outcomes, strict=True)):
-            snapshot = await gate.store.freeze(f"call-{number}")
+            snapshot = await gateway.store.freeze(f"call-{number}")
             assert snapshot.incomplete == (became in (LOST, UNKNOWN))
             for entry in snapshot.entries:
                 assert len(entry.generation_token_ids) == 42
@@ -109,34 +111,34 @@ async def test_with_an_engine_that_sends_ids_each_call_is_stored_or_known_to_be_
 
 
 @pytest.mark.parametrize("scenario", list(OUTCOMES))
-async def test_with_an_engine_without_ids_the_harness_sees_its_replies_and_every_call_has_a_reason(
+async def test_with_an_engine_without_ids_the_harness_sees_its_responses_and_every_call_has_a_reason(
     tmp_path: Path, scenario: str
 ) -> None:
     calls = exchanges(scenario)
     mismatch = {STORED: "token_count_mismatch"} if scenario == "main-chat" else PLAIN
-    async with gateway(tmp_path, drain_seconds=0.2) as gate:
-        outcomes = await played(gate, calls)
+    async with running_gateway(tmp_path, drain_seconds=0.2) as gateway:
+        outcomes = await played(gateway, calls)
         assert outcomes == [mismatch.get(became, became) for became in OUTCOMES[scenario]]
 
 
 async def test_the_harness_gets_what_the_engine_sent_byte_for_byte(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as gate:
+    async with running_gateway(tmp_path) as gateway:
         for scenario in ("cut-mid", "ended-mid", "http-500-once", "http-429-once", "sub-agent", "title-500"):
             calls = exchanges(scenario)
-            gate.engine.handler = ScenarioEngine(calls)
+            gateway.engine.handler = ScenarioEngine(calls)
             for call in calls:
-                reply = await gate.post(call.path, call.body, scenario, **call.headers)
+                response = await gateway.post(call.path, call.body, scenario, **call.headers)
                 # The stub's chunks have none of the fields that the gateway adds.
-                assert reply.body == call.payload
+                assert response.body == call.payload
 
 
 async def test_a_title_a_main_agent_and_its_sub_agent_are_told_apart_by_their_headers(tmp_path: Path) -> None:
     calls = [with_token_ids(call) for call in exchanges("sub-agent")]
-    async with gateway(tmp_path, engine="vllm") as gate:
-        gate.engine.handler = ScenarioEngine(calls)
+    async with running_gateway(tmp_path, engine="vllm") as gateway:
+        gateway.engine.handler = ScenarioEngine(calls)
         for call in calls:
-            await gate.post(call.path, call.body, "r1", **call.headers)
-        snapshot = await gate.store.freeze("r1")
+            await gateway.post(call.path, call.body, "r1", **call.headers)
+        snapshot = await gateway.store.freeze("r1")
         assert not snapshot.incomplete
         sessions = [(entry.model_extra or {})["session_headers"] for entry in snapshot.entries]
         main = sessions[0]["x-session-id"]
@@ -151,58 +153,60 @@ async def test_a_call_that_is_retried_after_a_break_is_stored_once_and_its_rollo
     tmp_path: Path,
 ) -> None:
     calls = [with_token_ids(call) for call in exchanges("cut-mid")]
-    async with gateway(tmp_path, engine="vllm") as gate:
-        gate.engine.handler = ScenarioEngine(calls)
+    async with running_gateway(tmp_path, engine="vllm") as gateway:
+        gateway.engine.handler = ScenarioEngine(calls)
         for call in calls:
-            await gate.post(call.path, call.body, "r1", **call.headers)
-        detail = await gate.store.describe_rollout("r1")
+            await gateway.post(call.path, call.body, "r1", **call.headers)
+        detail = await gateway.store.describe_rollout("r1")
         assert len(detail.calls) == 4
         assert [intent.outcome for intent in detail.intents] == [None]
         assert [flag.reason for flag in detail.flags] == ["lost_stream"]
         assert calls[2].body == calls[3].body, "OpenCode repeats the same bytes"
-        assert (await gate.store.freeze("r1")).incomplete
+        assert (await gateway.store.freeze("r1")).incomplete
 
 
 async def test_the_engine_may_finish_what_a_killed_harness_began(tmp_path: Path) -> None:
     first, broken = (with_token_ids(call) for call in exchanges("killed-mid-stream"))
     whole = with_token_ids(exchanges("main-chat")[1])
-    async with gateway(tmp_path, engine="vllm") as gate:
+    async with running_gateway(tmp_path, engine="vllm") as gateway:
         go_on = asyncio.Event()
         head, rest = whole.payload[: len(whole.payload) // 2], whole.payload[len(whole.payload) // 2 :]
-        gate.engine.handler = pausing(head, go_on, rest)
-        async with gate.session.post(gate.base() + broken.path, data=broken.body, headers=broken.headers) as response:
+        gateway.engine.handler = pausing(head, go_on, rest)
+        async with gateway.session.post(
+            gateway.base() + broken.path, data=broken.body, headers=broken.headers
+        ) as response:
             await response.content.readuntil(b"\n\n")
             response.close()
         go_on.set()
 
         async def stored() -> bool:
-            return len(await gate.store.read_entries("r1")) == 1
+            return len(await gateway.store.read_entries("r1")) == 1
 
         await until(stored)
-        entry = await gate.entry()
+        entry = await gateway.entry()
         assert len(entry.generation_token_ids) == 42
         assert json.loads(first.body)["messages"]
-        assert not (await gate.store.freeze("r1")).incomplete
+        assert not (await gateway.store.freeze("r1")).incomplete
 
 
 async def test_what_claude_code_and_codex_call_is_passed_on_and_seen_to_be_uncaptured(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as gate:
-        gate.engine.handler = answering({"type": "message", "content": [{"type": "text", "text": "hi"}]})
+    async with running_gateway(tmp_path) as gateway:
+        gateway.engine.handler = answering({"type": "message", "content": [{"type": "text", "text": "hi"}]})
         # As they were recorded, with a base URL that ends in /v1 and without.
         for number, target in enumerate(
             ("/v1/messages?beta=true", "/v1/v1/messages?beta=true", "/v1/responses", "/responses")
         ):
             rollout = f"call-{number}"
-            assert (await gate.post(target, {"model": "tiny", "stream": True}, rollout)).status == 200
-            assert gate.engine.received[-1].target == target
-            assert gate.engine.received[-1].json() == {"model": "tiny", "stream": True}
-            assert await gate.flags(rollout) == [("uncaptured_endpoint", f"POST {target.partition('?')[0]}")]
-            assert await gate.intents(rollout) == [None]
-            assert (await gate.store.freeze(rollout)).incomplete
+            assert (await gateway.post(target, {"model": "tiny", "stream": True}, rollout)).status == 200
+            assert gateway.engine.received[-1].target == target
+            assert gateway.engine.received[-1].json() == {"model": "tiny", "stream": True}
+            assert await gateway.flags(rollout) == [("uncaptured_endpoint", f"POST {target.partition('?')[0]}")]
+            assert await gateway.intents(rollout) == [None]
+            assert (await gateway.store.freeze(rollout)).incomplete
         # What they ask beside that generates nothing.
-        await gate.post("/v1/messages/count_tokens?beta=true", {"model": "tiny"}, "beside")
-        await gate.request("HEAD", gate.base("beside"))
+        await gateway.post("/v1/messages/count_tokens?beta=true", {"model": "tiny"}, "beside")
+        await gateway.request("HEAD", gateway.base("beside"))
         upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
-        refused = await gate.request("GET", gate.base("beside") + "/v1/responses", headers=upgrade)
+        refused = await gateway.request("GET", gateway.base("beside") + "/v1/responses", headers=upgrade)
         assert refused.status == 426
-        assert "beside" not in [summary.rollout_id for summary in await gate.store.list_rollouts()]
+        assert "beside" not in [summary.rollout_id for summary in await gateway.store.list_rollouts()]

@@ -24,7 +24,7 @@ from replay import serving, until
 from token_id_capture.server.app import create_app
 from token_id_capture.server.wire.request import Streaming
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.testing.engine import BrokenReply, EngineCall, Failure, PolicyEngine
+from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.serving import serve_engine
 
 AT_ONCE = 40
@@ -51,7 +51,7 @@ class HangingUp:
         async with self._room:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             try:
-                # A peer that broke the reply was quicker; that is a hang-up too.
+                # A peer that broke the response was quicker; that is a hang-up too.
                 with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                     await leave(request, reader, writer)
             finally:
@@ -104,10 +104,10 @@ async def before_the_end(request: bytes, reader: asyncio.StreamReader, writer: a
     await reader.readuntil(b"[DONE]" if streamed else b"{")
 
 
-async def fail_sometimes(call: EngineCall) -> Failure | BrokenReply | None:
+async def fail_sometimes(call: EngineCall) -> Failure | BrokenResponse | None:
     if call.number % 29 == 0:
         return Failure()
-    return BrokenReply(2) if call.number % 31 == 0 else None
+    return BrokenResponse(2) if call.number % 31 == 0 else None
 
 
 def open_files(process: int | str = "self") -> Counter[str]:
@@ -156,8 +156,8 @@ async def gateway(
     """A gateway in this process: its address, and how many connections to the engine it has, idle or not."""
     app = create_app(upstream, TokenCaptureStore(database), drain_seconds=DRAIN_SECONDS, streaming=streaming)
     async with serving(app) as (url, _):
-        async with aiohttp.ClientSession() as session, session.get(url + "/healthz") as reply:
-            assert reply.status == 200
+        async with aiohttp.ClientSession() as session, session.get(url + "/healthz") as response:
+            assert response.status == 200
         connector = app._upstream._opened().connector  # type: ignore[attr-defined]
         yield url, lambda: len(connector._acquired) + sum(map(len, connector._conns.values()))
 

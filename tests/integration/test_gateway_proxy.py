@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 from made_up import BODY, CHAT, STREAM, answering, chat
-from replay import Gateway, Recording, gateway, replay_engine, serving, stream
+from replay import Gateway, Recording, replay_engine, running_gateway, serving, stream
 
 from token_id_capture.errors import ConfigurationError, UnknownRolloutError
 from token_id_capture.server.app import create_app
@@ -20,8 +20,8 @@ from token_id_capture.server.http.upstream import parse_upstream
 
 
 @pytest.fixture
-async def gate(tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with gateway(tmp_path) as running:
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with running_gateway(tmp_path) as running:
         yield running
 
 
@@ -47,26 +47,26 @@ UNCAPTURED = (
 )
 
 
-async def test_requests_that_generate_nothing_pass_through_and_mark_nothing(gate: Gateway) -> None:
+async def test_requests_that_generate_nothing_pass_through_and_mark_nothing(gateway: Gateway) -> None:
     for name in HARMLESS:
         recording = Recording.named(name)
-        reply = await gate.replay(name, recording.sent)
-        assert (reply.status, reply.body) == (recording.status, recording.payload), name
-    assert await gate.store.list_rollouts() == []
+        response = await gateway.replay(name, recording.sent)
+        assert (response.status, response.body) == (recording.status, recording.payload), name
+    assert await gateway.store.list_rollouts() == []
 
 
-async def test_calls_that_generate_elsewhere_pass_through_and_mark_the_rollout(gate: Gateway) -> None:
+async def test_calls_that_generate_elsewhere_pass_through_and_mark_the_rollout(gateway: Gateway) -> None:
     for name in UNCAPTURED:
         recording = Recording.named(name)
-        reply = await gate.replay(name, recording.sent, rollout=name)
-        assert (reply.status, reply.body) == (200, recording.payload), name
-        assert gate.engine.received[-1].body == recording.sent
+        response = await gateway.replay(name, recording.sent, rollout=name)
+        assert (response.status, response.body) == (200, recording.payload), name
+        assert gateway.engine.received[-1].body == recording.sent
         # The client has just seen the end; the mark is there already.
-        assert await gate.flags(name) == [("uncaptured_endpoint", f"POST {recording.path}")]
-        assert (await gate.store.freeze(name)).incomplete
+        assert await gateway.flags(name) == [("uncaptured_endpoint", f"POST {recording.path}")]
+        assert (await gateway.store.freeze(name)).incomplete
 
 
-async def test_the_mark_of_an_uncaptured_call_is_durable_before_the_client_sees_its_end(gate: Gateway) -> None:
+async def test_the_mark_of_an_uncaptured_call_is_durable_before_the_client_sees_its_end(gateway: Gateway) -> None:
     go_on = asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -76,68 +76,68 @@ async def test_the_mark_of_an_uncaptured_call_is_durable_before_the_client_sees_
         await go_on.wait()
         return response
 
-    gate.engine.handler = handler
-    async with gate.session.post(gate.base() + "/v1/responses", json=BODY) as response:
+    gateway.engine.handler = handler
+    async with gateway.session.post(gateway.base() + "/v1/responses", json=BODY) as response:
         assert await response.content.readany() == b"begun"
-        assert await gate.flags() == [("uncaptured_endpoint", "POST /v1/responses")]
+        assert await gateway.flags() == [("uncaptured_endpoint", "POST /v1/responses")]
         go_on.set()
         await response.read()
 
 
-async def test_an_uncaptured_call_that_is_refused_or_fails_says_so(gate: Gateway) -> None:
-    reply = await gate.replay("18h-error-no-route", rollout="refused")
-    assert reply.status == 404
-    assert await gate.intents("refused") == ["refused"]
-    assert not (await gate.store.freeze("refused")).incomplete
-    gate.engine.handler = answering({"error": "broken"}, 500)
-    await gate.post("/v1/responses", BODY, rollout="failed")
-    assert await gate.flags("failed") == [("unknown_outcome", "POST /v1/responses: HTTP 500")]
+async def test_an_uncaptured_call_that_is_refused_or_fails_says_so(gateway: Gateway) -> None:
+    response = await gateway.replay("18h-error-no-route", rollout="refused")
+    assert response.status == 404
+    assert await gateway.intents("refused") == ["refused"]
+    assert not (await gateway.store.freeze("refused")).incomplete
+    gateway.engine.handler = answering({"error": "broken"}, 500)
+    await gateway.post("/v1/responses", BODY, rollout="failed")
+    assert await gateway.flags("failed") == [("unknown_outcome", "POST /v1/responses: HTTP 500")]
 
 
-async def test_traffic_without_a_rollout_is_untouched_and_unrecorded(gate: Gateway) -> None:
+async def test_traffic_without_a_rollout_is_untouched_and_unrecorded(gateway: Gateway) -> None:
     for prefix in ("", "/ng-rollout/r1"):
         recording = Recording.named("17-chat-nothing-asked")
         headers = {"x-recording": recording.name, "content-type": "application/json"}
-        url = f"{gate.url}{prefix}{recording.path}"
-        reply = await gate.request("POST", url, recording.sent, headers)
-        assert (reply.status, reply.body) == (200, recording.payload)
-        assert gate.engine.received[-1].body == recording.sent
-    assert await gate.store.list_rollouts() == []
+        url = f"{gateway.url}{prefix}{recording.path}"
+        response = await gateway.request("POST", url, recording.sent, headers)
+        assert (response.status, response.body) == (200, recording.payload)
+        assert gateway.engine.received[-1].body == recording.sent
+    assert await gateway.store.list_rollouts() == []
 
 
-async def test_a_rollout_does_not_reach_later_requests_on_its_connection(gate: Gateway) -> None:
-    gate.engine.handler = answering(chat([5], [-0.1]))
+async def test_a_rollout_does_not_reach_later_requests_on_its_connection(gateway: Gateway) -> None:
+    gateway.engine.handler = answering(chat([5], [-0.1]))
     # A long body pauses and resumes the connection, to which asyncio then binds the request's context.
     body = {**BODY, "messages": [{"role": "user", "content": "x" * 500_000}]}
     for _ in range(5):
-        await gate.post(CHAT, body)
-        await gate.request("POST", gate.url + CHAT, orjson.dumps(body))
-        await gate.request("POST", f"{gate.url}/ng-rollout/r2{CHAT}", orjson.dumps(body))
-    (summary,) = await gate.store.list_rollouts()
+        await gateway.post(CHAT, body)
+        await gateway.request("POST", gateway.url + CHAT, orjson.dumps(body))
+        await gateway.request("POST", f"{gateway.url}/ng-rollout/r2{CHAT}", orjson.dumps(body))
+    (summary,) = await gateway.store.list_rollouts()
     assert (summary.rollout_id, summary.calls, summary.flags) == ("r1", 5, 0)
-    assert [b"return_token_ids" in received.body for received in gate.engine.received] == [True, False, False] * 5
+    assert [b"return_token_ids" in received.body for received in gateway.engine.received] == [True, False, False] * 5
 
 
 async def test_with_capture_off_the_prefix_goes_and_nothing_is_added(tmp_path: Path) -> None:
     async with replay_engine() as engine, serving(create_app(engine.url, None)) as (url, _):
-        gate = Gateway(url, engine, None, None, None, None)  # type: ignore[arg-type]
-        async with aiohttp.ClientSession() as gate.session:
+        gateway = Gateway(url, engine, None, None, None, None)  # type: ignore[arg-type]
+        async with aiohttp.ClientSession() as gateway.session:
             engine.handler = answering({"ok": True})
-            assert (await gate.post(CHAT, BODY)).json() == {"ok": True}
+            assert (await gateway.post(CHAT, BODY)).json() == {"ok": True}
         assert engine.received[-1].target == CHAT
         assert engine.received[-1].body == orjson.dumps(BODY)
 
 
-async def test_headers_and_target_reach_the_engine_as_the_client_wrote_them(gate: Gateway) -> None:
-    gate.engine.handler = answering({})
+async def test_headers_and_target_reach_the_engine_as_the_client_wrote_them(gateway: Gateway) -> None:
+    gateway.engine.handler = answering({})
     target = "/v1/models/a%2Fb%20c;v=1?q=%C3%A9&x=1+2&x"
     raw = (
         f"GET /ng-rollout/r1/training-token-capture{target} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer k\r\n"
         "X-Twice: 1\r\nX-Twice: 2\r\nX-Session-Id: caf\u00e9\r\n"
         "Connection: close, X-Private\r\nX-Private: 1\r\nTE: trailers\r\n\r\n"
     )
-    assert (await sent_raw(gate, raw.encode())).startswith(b"HTTP/1.1 200")
-    received = gate.engine.received[-1]
+    assert (await sent_raw(gateway, raw.encode())).startswith(b"HTTP/1.1 200")
+    received = gateway.engine.received[-1]
     assert received.target == target
     named = [(name.lower(), value) for name, value in received.headers]
     assert ("authorization", "Bearer k") in named
@@ -147,18 +147,18 @@ async def test_headers_and_target_reach_the_engine_as_the_client_wrote_them(gate
     assert dict(named)["host"] != "gateway"
 
 
-async def sent_raw(gate: Gateway, request: bytes) -> bytes:
+async def sent_raw(gateway: Gateway, request: bytes) -> bytes:
     """Send bytes, and read until the gateway closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(request)
     async with asyncio.timeout(10):
-        reply = await reader.read()
+        response = await reader.read()
     writer.close()
     await writer.wait_closed()
-    return reply
+    return response
 
 
-async def test_replies_keep_their_headers_coding_and_bytes(gate: Gateway) -> None:
+async def test_responses_keep_their_headers_coding_and_bytes(gateway: Gateway) -> None:
     packed = gzip.compress(b"x" * 1000)
 
     async def handler(request: web.Request) -> web.Response:
@@ -168,9 +168,9 @@ async def test_replies_keep_their_headers_coding_and_bytes(gate: Gateway) -> Non
         response.headers.add("set-cookie", "b=2")
         return response
 
-    gate.engine.handler = handler
-    for url in (gate.url + "/v1/models", gate.base() + "/v1/models"):
-        async with gate.session.get(url, allow_redirects=False) as response:
+    gateway.engine.handler = handler
+    for url in (gateway.url + "/v1/models", gateway.base() + "/v1/models"):
+        async with gateway.session.get(url, allow_redirects=False) as response:
             assert (response.status, await response.read()) == (307, packed)
             headers = response.headers
         assert (headers["content-encoding"], headers["x-request-id"], headers["location"]) == (
@@ -184,74 +184,74 @@ async def test_replies_keep_their_headers_coding_and_bytes(gate: Gateway) -> Non
         assert "keep-alive" not in headers
 
 
-async def test_a_captured_call_asks_for_a_reply_without_compression(gate: Gateway) -> None:
-    gate.engine.handler = answering(chat([5], [-0.1]))
-    await gate.post(CHAT, BODY, **{"accept-encoding": "gzip, br"})
-    assert [value for name, value in gate.engine.received[-1].headers if name.lower() == "accept-encoding"] == [
+async def test_a_captured_call_asks_for_a_response_without_compression(gateway: Gateway) -> None:
+    gateway.engine.handler = answering(chat([5], [-0.1]))
+    await gateway.post(CHAT, BODY, **{"accept-encoding": "gzip, br"})
+    assert [value for name, value in gateway.engine.received[-1].headers if name.lower() == "accept-encoding"] == [
         "identity"
     ]
-    await gate.post("/tokenize", BODY, **{"accept-encoding": "gzip, br"})
-    assert [value for name, value in gate.engine.received[-1].headers if name.lower() == "accept-encoding"] == [
+    await gateway.post("/tokenize", BODY, **{"accept-encoding": "gzip, br"})
+    assert [value for name, value in gateway.engine.received[-1].headers if name.lower() == "accept-encoding"] == [
         "gzip, br"
     ]
 
 
-async def test_a_head_request_of_the_base_url_is_answered(gate: Gateway) -> None:
-    gate.engine.handler = answering({"hello": True})
+async def test_a_head_request_of_the_base_url_is_answered(gateway: Gateway) -> None:
+    gateway.engine.handler = answering({"hello": True})
     for method in ("HEAD", "GET", "OPTIONS"):
-        for url in (gate.base(), gate.base() + "/"):
-            reply = await gate.request(method, url)
-            assert reply.status == 200
-            assert gate.engine.received[-1].target == "/"
-    head = await gate.request("HEAD", gate.base())
+        for url in (gateway.base(), gateway.base() + "/"):
+            response = await gateway.request(method, url)
+            assert response.status == 200
+            assert gateway.engine.received[-1].target == "/"
+    head = await gateway.request("HEAD", gateway.base())
     assert head.body == b""
     assert ("content-length", "14") in [(name.lower(), value) for name, value in head.headers]
-    assert await gate.store.list_rollouts() == []
+    assert await gateway.store.list_rollouts() == []
 
 
 @pytest.mark.parametrize("rollout", ["a%20b", "..%2F", "a%2Db", "-a", "r" * 201])
-async def test_a_malformed_rollout_id_is_a_400_and_reaches_nobody(gate: Gateway, rollout: str) -> None:
+async def test_a_malformed_rollout_id_is_a_400_and_reaches_nobody(gateway: Gateway, rollout: str) -> None:
     request = (
         f"POST /ng-rollout/{rollout}/training-token-capture{CHAT} HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n"
     )
-    reply = await sent_raw(gate, request.encode())
-    assert reply.startswith(b"HTTP/1.1 400")
-    assert b'"invalid_rollout_id"' in reply
-    assert gate.engine.received == []
+    response = await sent_raw(gateway, request.encode())
+    assert response.startswith(b"HTTP/1.1 400")
+    assert b'"invalid_rollout_id"' in response
+    assert gateway.engine.received == []
 
 
 @pytest.mark.parametrize("target", ["*", "@127.0.0.2/", "http://127.0.0.2/v1/models", ":1/"])
-async def test_a_target_that_is_no_path_cannot_lead_elsewhere(gate: Gateway, target: str) -> None:
-    reply = await sent_raw(gate, f"OPTIONS {target} HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n".encode())
-    assert reply.startswith(b"HTTP/1.1 400")
-    assert gate.engine.received == []
+async def test_a_target_that_is_no_path_cannot_lead_elsewhere(gateway: Gateway, target: str) -> None:
+    response = await sent_raw(gateway, f"OPTIONS {target} HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n".encode())
+    assert response.startswith(b"HTTP/1.1 400")
+    assert gateway.engine.received == []
 
 
 @pytest.mark.parametrize("prefix", ["", "/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
-async def test_a_websocket_handshake_gets_426_on_every_path(gate: Gateway, prefix: str) -> None:
+async def test_a_websocket_handshake_gets_426_on_every_path(gateway: Gateway, prefix: str) -> None:
     handshake = (
         f"GET {prefix}/v1/responses HTTP/1.1\r\nHost: g\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(handshake.encode())
     async with asyncio.timeout(10):
         head = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     await writer.wait_closed()
     assert head.startswith(b"HTTP/1.1 426")
-    assert gate.engine.received == []
+    assert gateway.engine.received == []
 
 
-async def test_long_prompts_pass_in_both_directions(gate: Gateway) -> None:
+async def test_long_prompts_pass_in_both_directions(gateway: Gateway) -> None:
     prompt = list(range(100_000, 124_000))
-    reply = chat([5], [-0.1])
-    reply["prompt_token_ids"] = prompt
-    gate.engine.handler = answering(reply)
+    response = chat([5], [-0.1])
+    response["prompt_token_ids"] = prompt
+    gateway.engine.handler = answering(response)
     body = {**BODY, "messages": [{"role": "user", "content": "é" * 3_000_000}]}
-    assert (await gate.post(CHAT, body)).status == 200
-    assert gate.engine.received[-1].json()["messages"] == body["messages"]
-    assert (await gate.entry()).prompt_token_ids == prompt
+    assert (await gateway.post(CHAT, body)).status == 200
+    assert gateway.engine.received[-1].json()["messages"] == body["messages"]
+    assert (await gateway.entry()).prompt_token_ids == prompt
 
 
 async def test_an_upstream_below_a_path_and_one_that_ends_in_v1_are_both_understood(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ async def test_an_upstream_below_a_path_and_one_that_ends_in_v1_are_both_underst
             (engine.url + "/v1/", "/v1/models"),
             (engine.url + "/engines/7/v1", "/engines/7/v1/models"),
         ):
-            async with gateway(tmp_path, upstream=upstream) as gate:
-                await gate.request("GET", gate.base() + "/v1/models")
+            async with running_gateway(tmp_path, upstream=upstream) as gateway:
+                await gateway.request("GET", gateway.base() + "/v1/models")
                 assert engine.received[-1].target == target
 
 
@@ -277,19 +277,19 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
         create_app("http://127.0.0.1:1", None, engine="llama")
 
 
-async def test_the_gateway_has_no_way_to_read_tokens(gate: Gateway) -> None:
-    await gate.replay("01-chat")
-    gate.engine.handler = answering({"detail": "Not Found"}, 404)
+async def test_the_gateway_has_no_way_to_read_tokens(gateway: Gateway) -> None:
+    await gateway.replay("01-chat")
+    gateway.engine.handler = answering({"detail": "Not Found"}, 404)
     for path in ("", "/", "/tokens", "/entries", "/captures"):
-        assert (await gate.request("GET", gate.base() + path)).status == 404
+        assert (await gateway.request("GET", gateway.base() + path)).status == 404
     with pytest.raises(UnknownRolloutError):
-        await gate.store.describe_rollout("tokens")
+        await gateway.store.describe_rollout("tokens")
 
 
-async def test_a_stream_that_is_not_captured_is_passed_on_as_it_comes(gate: Gateway) -> None:
+async def test_a_stream_that_is_not_captured_is_passed_on_as_it_comes(gateway: Gateway) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream(request, [b"data: a\n", b"\n: x\r\n", b"junk"])
 
-    gate.engine.handler = handler
-    reply = await gate.request("POST", gate.url + CHAT, orjson.dumps(STREAM))
-    assert (reply.body, reply.whole) == (b"data: a\n\n: x\r\njunk", True)
+    gateway.engine.handler = handler
+    response = await gateway.request("POST", gateway.url + CHAT, orjson.dumps(STREAM))
+    assert (response.body, response.whole) == (b"data: a\n\n: x\r\njunk", True)

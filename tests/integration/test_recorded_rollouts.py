@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from replay import RECORDINGS, Gateway, Recording, gateway
+from replay import RECORDINGS, Gateway, Recording, running_gateway
 
 from commands import RunTokcap
 
@@ -21,8 +21,8 @@ CHAINS = (
 
 
 @pytest.fixture
-async def gate(tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with gateway(tmp_path) as running:
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with running_gateway(tmp_path) as running:
         yield running
 
 
@@ -48,15 +48,15 @@ def recorded(name: str) -> tuple[list[int], list[int], list[float]]:
     return prompt, ids, log_probs
 
 
-async def finalized(gate: Gateway, tmp_path: Path, tokcap: RunTokcap, *options: str) -> dict[str, dict[str, Any]]:
+async def finalized(gateway: Gateway, tmp_path: Path, tokcap: RunTokcap, *options: str) -> dict[str, dict[str, Any]]:
     """Replay every chain as a rollout of its name, finalize them all, and return the rows by rollout."""
     for chain in CHAINS:
         for name in calls(chain):
-            await gate.replay(name, rollout=chain)
+            await gateway.replay(name, rollout=chain)
     rollouts, output = tmp_path / "rollouts.jsonl", tmp_path / "train.jsonl"
     rollouts.write_text("".join(json.dumps({"_ng_rollout_id": chain, "reward": 1.0}) + "\n" for chain in CHAINS))
     finished = await asyncio.to_thread(
-        tokcap, "finalize", rollouts, "--database", gate.store.database, "--output", output, *options
+        tokcap, "finalize", rollouts, "--database", gateway.store.database, "--output", output, *options
     )
     assert finished.returncode == 0, finished.stderr
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -73,9 +73,9 @@ def sampled_positions(chain_calls: list[str]) -> dict[int, float]:
 
 
 async def test_recorded_rollouts_are_delivered_or_masked_as_they_deserve(
-    gate: Gateway, tmp_path: Path, tokcap: RunTokcap
+    gateway: Gateway, tmp_path: Path, tokcap: RunTokcap
 ) -> None:
-    rows = await finalized(gate, tmp_path, tokcap, "--format", "trajectory", "--retire")
+    rows = await finalized(gateway, tmp_path, tokcap, "--format", "trajectory", "--retire")
     kept = {chain: calls(chain) for chain in ("chain-clean", "chain-clean-stream", "chain-clean-text")}
     kept["chain-retry"] = [name for name in calls("chain-retry") if not name.endswith("02-turn2")]
     for chain, delivered in kept.items():
@@ -86,7 +86,7 @@ async def test_recorded_rollouts_are_delivered_or_masked_as_they_deserve(
         assert row["token_ids"] == prompt + ids
         assert {position for position, loss in enumerate(row["loss_mask"]) if loss} == set(sampled)
         assert row["log_probs"] == [sampled.get(position, 0.0) for position in range(len(row["token_ids"]))]
-        assert (await gate.store.describe_rollout(chain)).summary.state == "retired"
+        assert (await gateway.store.describe_rollout(chain)).summary.state == "retired"
     assert rows["chain-clean"]["token_ids"] == rows["chain-clean-stream"]["token_ids"]
 
     for chain, reason in (
@@ -96,16 +96,16 @@ async def test_recorded_rollouts_are_delivered_or_masked_as_they_deserve(
     ):
         row = rows[chain]
         assert (row["mask_sample"], row["mask_reason"], row["token_ids"]) == (True, reason, [])
-        assert (await gate.store.describe_rollout(chain)).summary.outcome == "masked"
+        assert (await gateway.store.describe_rollout(chain)).summary.outcome == "masked"
     [drift] = rows["chain-drift"]["_ng_token_capture"]["divergences"]
     assert (drift["turn"], drift["position"], drift["in_generation"]) == (3, 73, True)
     assert rows["chain-compacted"]["_ng_token_capture"]["roots"] == 2
 
 
 async def test_the_rebuilt_response_holds_the_whole_prompt_and_the_sampled_ids_of_each_turn(
-    gate: Gateway, tmp_path: Path, tokcap: RunTokcap
+    gateway: Gateway, tmp_path: Path, tokcap: RunTokcap
 ) -> None:
-    rows = await finalized(gate, tmp_path, tokcap)
+    rows = await finalized(gateway, tmp_path, tokcap)
     items = [item for item in rows["chain-clean"]["response"]["output"] if "generation_token_ids" in item]
     turns = [(item["prompt_token_ids"], item["generation_token_ids"], item["generation_log_probs"]) for item in items]
     assert turns == [recorded(name) for name in calls("chain-clean")]

@@ -23,7 +23,7 @@ from served import Serving, serving
 from commands import RunTokcap
 from token_id_capture.store import TokenCaptureStore
 
-KEY = "gate-key-5f1e"
+KEY = "writer lock-key-5f1e"
 ENGINE_KEY = "engine-key-77aa"
 PROMPT = "a prompt that no log may quote"
 
@@ -181,7 +181,7 @@ async def test_while_the_last_calls_are_finished_nobody_else_is_let_in(tmp_path:
     engine.handler = pausing(first, go_on, b"".join(rest))
     async with serving(tmp_path / "captures.db", engine.url, "--workers", "2") as server:
         async with aiohttp.ClientSession() as session:
-            replies = [await session.post(server.url + server.base(f"r{n}") + CHAT, json=STREAM) for n in range(6)]
+            responses = [await session.post(server.url + server.base(f"r{n}") + CHAT, json=STREAM) for n in range(6)]
             server.process.send_signal(signal.SIGTERM)
 
             async def refused() -> bool:
@@ -196,8 +196,8 @@ async def test_while_the_last_calls_are_finished_nobody_else_is_let_in(tmp_path:
             await until(refused)
             assert server.process.returncode is None
             go_on.set()
-            for reply in replies:
-                assert (await reply.content.read()).endswith(b"data: [DONE]\n\n")
+            for response in responses:
+                assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
         assert await server.ended() == (0, "")
     async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
         assert [len(await store.read_entries(f"r{number}")) for number in range(6)] == [1] * 6

@@ -1,11 +1,11 @@
-"""The test agent: what it says to the model and what it makes of the reply."""
+"""The test agent: what it says to the model and what it makes of the response."""
 
 from __future__ import annotations
 
 import pytest
 
 from token_id_capture.testing.agent import Answer, BrokenCallError, CallRefusedError, ChatAgent, NotConnectedError
-from token_id_capture.testing.engine import BrokenReply, EngineCall, PolicyEngine
+from token_id_capture.testing.engine import BrokenResponse, EngineCall, PolicyEngine
 from token_id_capture.testing.serving import serve_engine
 from token_id_capture.testing.template import render_chat
 
@@ -26,7 +26,7 @@ async def converse(url: str, turns: int, **options: object) -> tuple[ChatAgent, 
     return agent, answers
 
 
-async def test_streamed_and_whole_replies_lead_to_the_same_conversation() -> None:
+async def test_streamed_and_whole_responses_lead_to_the_same_conversation() -> None:
     told: list[tuple[str, str]] = []
 
     def run_tool(name: str, arguments: str) -> str:
@@ -37,7 +37,7 @@ async def test_streamed_and_whole_replies_lead_to_the_same_conversation() -> Non
         whole, whole_answers = await converse(url, 8, run_tool=run_tool)
         asked, told = told, []
         streamed, streamed_answers = await converse(url, 8, run_tool=run_tool, stream=True)
-    # Ids of tool calls are minted for each reply; the prompt has everything else.
+    # Ids of tool calls are minted for each response; the prompt has everything else.
     assert render_chat(whole.messages, TOOLS) == render_chat(streamed.messages, TOOLS)
     assert [one.finish_reason for one in whole_answers] == [one.finish_reason for one in streamed_answers]
     assert [one.completion_tokens for one in whole_answers] == [one.completion_tokens for one in streamed_answers]
@@ -61,9 +61,9 @@ async def test_a_refusal_carries_the_answer_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_broken_reply_and_a_missing_server_are_told_apart(stream: bool) -> None:
-    async def cut(call: EngineCall) -> BrokenReply:
-        return BrokenReply(after_frames=2)
+async def test_a_broken_response_and_a_missing_server_are_told_apart(stream: bool) -> None:
+    async def cut(call: EngineCall) -> BrokenResponse:
+        return BrokenResponse(after_frames=2)
 
     async with serve_engine(PolicyEngine(on_call=cut)) as url, make_agent(url, stream=stream) as agent:
         with pytest.raises(BrokenCallError):

@@ -1,4 +1,4 @@
-"""The test engine speaks as vLLM does: its replies are held against recorded ones, key by key."""
+"""The test engine speaks as vLLM does: its responses are held against recorded ones, key by key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from token_id_capture.testing.engine import BrokenReply, EngineCall, Failure, PolicyEngine
+from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.policy import Policy
 from token_id_capture.testing.serving import engine_in_thread, serve_engine
 from token_id_capture.testing.template import END_OF_TURN, encode, render_chat
@@ -39,18 +39,18 @@ class Client:
     async def post(self, path: str, body: Any) -> tuple[int, Any]:
         async with self.session.post(
             self.url + path, data=body if isinstance(body, str) else json.dumps(body)
-        ) as reply:
-            return reply.status, await reply.json()
+        ) as response:
+            return response.status, await response.json()
 
     async def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        status, reply = await self.post("/v1/chat/completions", body)
-        assert status == 200, reply
-        return reply
+        status, response = await self.post("/v1/chat/completions", body)
+        assert status == 200, response
+        return response
 
     async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        async with self.session.post(self.url + path, json={**body, "stream": True}) as reply:
-            assert reply.status == 200
-            return events(await reply.read())
+        async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
+            assert response.status == 200
+            return events(await response.read())
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +72,17 @@ def events(raw: bytes) -> list[dict[str, Any]]:
 
 
 def recorded(name: str) -> tuple[dict[str, Any], Any]:
-    """A recorded request and its reply: the parsed body, or the events of a stream."""
+    """A recorded request and its response: the parsed body, or the events of a stream."""
     request = json.loads((RECORDINGS / f"{name}.request.json").read_text())
     stream = RECORDINGS / f"{name}.response.sse"
-    reply = stream.read_bytes() if stream.exists() else json.loads((RECORDINGS / f"{name}.response.json").read_text())
-    return request, events(reply) if isinstance(reply, bytes) else reply
+    response = (
+        stream.read_bytes() if stream.exists() else json.loads((RECORDINGS / f"{name}.response.json").read_text())
+    )
+    return request, events(response) if isinstance(response, bytes) else response
 
 
 def shape(value: Any) -> Any:
-    """A reply without its values: keys in order, nulls, and the types of everything else."""
+    """A response without its values: keys in order, nulls, and the types of everything else."""
     if isinstance(value, dict):
         if value and set(map(type, value.values())) == {float}:
             return "log probs by token"
@@ -107,14 +109,14 @@ def assert_same_shape(ours: Any, theirs: Any) -> None:
         "26-chat-top-logprobs-3",
     ],
 )
-async def test_a_reply_has_the_shape_of_vllm(client: Client, name: str) -> None:
-    request, reply = recorded(name)
+async def test_a_response_has_the_shape_of_vllm(client: Client, name: str) -> None:
+    request, response = recorded(name)
     if isinstance(request["body"].get("prompt"), list) and isinstance(request["body"]["prompt"][0], int):
         request["body"]["prompt"] = [35, 41, 62]  # the recorded ids are another vocabulary's
     status, ours = await client.post(request["path"], request["body"])
     assert status == 200
-    assert len(ours["choices"]) == len(reply["body"]["choices"])
-    assert_same_shape(ours, reply["body"])
+    assert len(ours["choices"]) == len(response["body"]["choices"])
+    assert_same_shape(ours, response["body"])
 
 
 @pytest.mark.parametrize(
@@ -129,10 +131,10 @@ async def test_a_reply_has_the_shape_of_vllm(client: Client, name: str) -> None:
     ],
 )
 async def test_a_stream_has_the_chunks_of_vllm(client: Client, name: str) -> None:
-    request, reply = recorded(name)
+    request, response = recorded(name)
     # A turn that reaches its end sends every kind of chunk; one that is cut off lacks one.
     ours = await client.events(request["path"], {**request["body"], "max_tokens": 900})
-    assert [json.dumps(kind) for kind in kinds(ours)] == [json.dumps(kind) for kind in kinds(reply)]
+    assert [json.dumps(kind) for kind in kinds(ours)] == [json.dumps(kind) for kind in kinds(response)]
 
 
 def kinds(chunks: list[dict[str, Any]]) -> list[Any]:
@@ -148,25 +150,25 @@ def kinds(chunks: list[dict[str, Any]]) -> list[Any]:
 async def tool_call(client: Client, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """The first seed whose answer calls one tool and says nothing, and that answer."""
     for seed in range(50):
-        reply = await client.chat({**body, "seed": seed, "stream": False, "max_tokens": 300})
-        message = reply["choices"][0]["message"]
+        response = await client.chat({**body, "seed": seed, "stream": False, "max_tokens": 300})
+        message = response["choices"][0]["message"]
         if message["content"] is None and len(message["tool_calls"]) == 1:
-            return seed, reply
+            return seed, response
     raise AssertionError("no seed below 50 calls a tool")
 
 
 async def test_a_tool_call_has_the_shape_of_vllm(client: Client) -> None:
-    request, reply = recorded("12b-tools-auto-call")
+    request, response = recorded("12b-tools-auto-call")
     _, ours = await tool_call(client, request["body"])
-    assert_same_shape(ours, reply["body"])
+    assert_same_shape(ours, response["body"])
     assert ours["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_a_streamed_tool_call_has_the_chunks_of_vllm(client: Client) -> None:
-    request, reply = recorded("13b-tools-auto-call-stream")
+    request, response = recorded("13b-tools-auto-call-stream")
     seed, whole = await tool_call(client, request["body"])
     ours = await client.events(request["path"], {**request["body"], "seed": seed, "max_tokens": 300})
-    assert [json.dumps(kind) for kind in kinds(ours)] == [json.dumps(kind) for kind in kinds(reply)]
+    assert [json.dumps(kind) for kind in kinds(ours)] == [json.dumps(kind) for kind in kinds(response)]
     calls = [call for chunk in ours for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
     arguments = "".join(call["function"].get("arguments", "") for call in calls)
     assert arguments == whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
@@ -184,7 +186,7 @@ async def test_a_stream_without_ids_sends_only_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
-async def test_a_stream_and_a_whole_reply_of_one_seed_say_the_same(client: Client, tools: list[Any] | None) -> None:
+async def test_a_stream_and_a_whole_response_of_one_seed_say_the_same(client: Client, tools: list[Any] | None) -> None:
     for seed in range(5):
         body = {**HELLO, **CAPTURED, "seed": seed, "tools": tools}
         whole = (await client.chat(body))["choices"][0]
@@ -200,13 +202,13 @@ async def test_a_stream_and_a_whole_reply_of_one_seed_say_the_same(client: Clien
 
 @pytest.mark.parametrize("temperature", [0, 0.5, 1.0])
 async def test_the_served_log_probs_are_those_of_teacher_forcing(client: Client, temperature: float) -> None:
-    reply = await client.chat({**HELLO, **CAPTURED, "temperature": temperature, "tools": [TOOL], "n": 3})
-    assert reply["prompt_token_ids"] == render_chat(HELLO["messages"], [TOOL])
-    for choice in reply["choices"]:
-        sequence = [*reply["prompt_token_ids"], *choice["token_ids"]]
+    response = await client.chat({**HELLO, **CAPTURED, "temperature": temperature, "tools": [TOOL], "n": 3})
+    assert response["prompt_token_ids"] == render_chat(HELLO["messages"], [TOOL])
+    for choice in response["choices"]:
+        sequence = [*response["prompt_token_ids"], *choice["token_ids"]]
         served = [entry["logprob"] for entry in choice["logprobs"]["content"]]
         assert served == Policy().log_probs_of(sequence)[-len(served) :]
-    assert reply["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in reply["choices"])
+    assert response["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in response["choices"])
 
 
 async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client: Client) -> None:
@@ -215,7 +217,7 @@ async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client:
     before: list[int] = []
     called = 0
     for turn in range(8):
-        reply = await agent.chat.completions.create(
+        response = await agent.chat.completions.create(
             model="tiny",
             messages=messages,
             tools=[TOOL],  # type: ignore[list-item]
@@ -224,10 +226,10 @@ async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client:
             logprobs=True,
             extra_body={"return_token_ids": True},
         )
-        prompt = reply.model_extra["prompt_token_ids"]
+        prompt = response.model_extra["prompt_token_ids"]
         assert prompt[: len(before)] == before
-        before = [*prompt, *reply.choices[0].model_extra["token_ids"]]
-        message = reply.choices[0].message
+        before = [*prompt, *response.choices[0].model_extra["token_ids"]]
+        message = response.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         called += len(message.tool_calls or [])
         messages += [{"role": "tool", "tool_call_id": call.id, "content": "21 °C"} for call in message.tool_calls or []]
@@ -240,11 +242,11 @@ async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client:
 async def test_a_call_of_a_given_tool_is_forced_and_a_forbidden_one_is_not_made(client: Client) -> None:
     named = {"type": "function", "function": {"name": "look_up"}}
     for choice in ("required", named):
-        reply = await client.chat({**HELLO, "tools": [TOOL], "tool_choice": choice})
-        assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up"
+        response = await client.chat({**HELLO, "tools": [TOOL], "tool_choice": choice})
+        assert response["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up"
     for seed in range(10):
-        reply = await client.chat({**HELLO, "tools": [TOOL], "tool_choice": "none", "seed": seed})
-        assert "tool_calls" not in reply["choices"][0]["message"]
+        response = await client.chat({**HELLO, "tools": [TOOL], "tool_choice": "none", "seed": seed})
+        assert "tool_calls" not in response["choices"][0]["message"]
     status, _ = await client.post("/v1/chat/completions", {**HELLO, "tool_choice": "required"})
     assert status == 400
 
@@ -287,9 +289,9 @@ async def test_tokens_can_be_shown_as_ids(client: Client) -> None:
 async def test_a_refusal_is_word_for_word_that_of_vllm(client: Client, name: str) -> None:
     request, theirs = recorded(name)
     content = request.get("body_text") or json.dumps(request.get("body"))
-    async with client.session.request(request["method"], client.url + request["path"], data=content) as reply:
-        assert reply.status == theirs["status"]
-        assert await reply.json() == theirs["body"]
+    async with client.session.request(request["method"], client.url + request["path"], data=content) as response:
+        assert response.status == theirs["status"]
+        assert await response.json() == theirs["body"]
 
 
 @pytest.mark.parametrize("name", ["18-error-too-long", "18b-error-too-long-stream"])
@@ -345,12 +347,12 @@ async def test_the_side_endpoints_answer(client: Client) -> None:
     assert ours["tokens"] == encode(request["body"]["prompt"])
     _, ours = await client.post("/tokenize", {"messages": HELLO["messages"], "tools": [TOOL]})
     assert ours["tokens"] == render_chat(HELLO["messages"], [TOOL])
-    async with client.session.get(f"{client.url}/v1/models") as reply:
-        assert [model["id"] for model in (await reply.json())["data"]] == ["tiny"]
-    async with client.session.get(f"{client.url}/health") as reply:
-        assert (reply.status, await reply.read()) == (200, b"")
-    async with client.session.get(f"{client.url}/version") as reply:
-        assert await reply.json() == {"version": "0.32.0"}
+    async with client.session.get(f"{client.url}/v1/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["tiny"]
+    async with client.session.get(f"{client.url}/health") as response:
+        assert (response.status, await response.read()) == (200, b"")
+    async with client.session.get(f"{client.url}/version") as response:
+        assert await response.json() == {"version": "0.32.0"}
 
 
 async def test_a_hook_sees_each_call_and_can_hold_it() -> None:
@@ -384,33 +386,33 @@ async def test_a_hook_can_make_a_call_fail() -> None:
 
 @pytest.mark.parametrize("frames", [0, 1, 4])
 async def test_a_hook_can_break_a_stream(frames: int) -> None:
-    async def cut(call: EngineCall) -> BrokenReply:
-        return BrokenReply(after_frames=frames)
+    async def cut(call: EngineCall) -> BrokenResponse:
+        return BrokenResponse(after_frames=frames)
 
     async with (
         serve_engine(PolicyEngine(on_call=cut)) as url,
         aiohttp.ClientSession() as session,
-        session.post(f"{url}/v1/chat/completions", json={**HELLO, "stream": True}) as reply,
+        session.post(f"{url}/v1/chat/completions", json={**HELLO, "stream": True}) as response,
     ):
         for _ in range(frames):
-            assert (await reply.content.readline()).startswith(b"data: ")
-            assert await reply.content.readline() == b"\n"
+            assert (await response.content.readline()).startswith(b"data: ")
+            assert await response.content.readline() == b"\n"
         with pytest.raises(aiohttp.ClientPayloadError):
-            await reply.content.readline()
+            await response.content.readline()
 
 
-async def test_a_hook_can_break_a_whole_reply() -> None:
-    async def cut(call: EngineCall) -> BrokenReply:
-        return BrokenReply()
+async def test_a_hook_can_break_a_whole_response() -> None:
+    async def cut(call: EngineCall) -> BrokenResponse:
+        return BrokenResponse()
 
     async with (
         serve_engine(PolicyEngine(on_call=cut)) as url,
         aiohttp.ClientSession() as session,
-        session.post(f"{url}/v1/chat/completions", json=HELLO) as reply,
+        session.post(f"{url}/v1/chat/completions", json=HELLO) as response,
     ):
-        assert reply.status == 200
+        assert response.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
-            await reply.read()
+            await response.read()
 
 
 async def test_a_client_that_hangs_up_ends_the_call() -> None:
@@ -449,16 +451,16 @@ async def test_tokens_can_take_their_time() -> None:
     async with serve_engine(PolicyEngine(seconds_per_token=0.01)) as url, aiohttp.ClientSession() as session:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        reply = await Client(url, session).chat({**HELLO, "max_tokens": 10, "seed": 1})
-        assert loop.time() - started >= 0.01 * reply["usage"]["completion_tokens"]
+        response = await Client(url, session).chat({**HELLO, "max_tokens": 10, "seed": 1})
+        assert loop.time() - started >= 0.01 * response["usage"]["completion_tokens"]
 
 
 def test_an_engine_in_a_thread_serves_a_program_without_an_event_loop() -> None:
     engine = PolicyEngine()
     with engine_in_thread(engine) as url:
         request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(HELLO).encode())
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            assert json.load(reply)["model"] == "policy"
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert json.load(response)["model"] == "policy"
     assert len(engine.calls) == 1
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{url}/health", timeout=1)

@@ -17,7 +17,7 @@ from token_id_capture import reasons
 from token_id_capture.builder import Trajectory, assert_prefix_contiguity
 from token_id_capture.consumer import (
     clear_token_captures_for_rollouts,
-    record_verdict,
+    record_outcome,
     token_id_capture_dirs_from_config,
     trajectories_for_rollout,
     trajectories_from_source,
@@ -64,7 +64,7 @@ class BrokenSource(FixedSource):
 class ForgetfulSource(FixedSource):
     """It wants to record outcomes and cannot."""
 
-    async def record_outcome(self, *verdict: Any) -> None:
+    async def record_outcome(self, *outcome: Any) -> None:
         raise OSError("the volume is gone")
 
 
@@ -237,7 +237,7 @@ async def test_a_call_with_too_few_log_probabilities_is_never_delivered() -> Non
     assert built["reasons"] == ["build_failed: call 'a' has 2 generated tokens and 1 log probabilities"]
 
 
-async def test_masked_and_failed_verdicts_are_recorded_with_their_reason(store: TokenCaptureStore) -> None:
+async def test_masked_and_failed_outcomes_are_recorded_with_their_reason(store: TokenCaptureStore) -> None:
     await filled(store, [call("a", [1], [2]), call("b", [1], [3])])
     await trajectories_from_source("r", store)
     await trajectories_from_source("r", store)
@@ -254,13 +254,13 @@ async def test_a_deliverable_build_is_not_recorded_before_it_is_handed_on(store:
     assert (await store.describe_rollout("r")).outcomes == ()
 
 
-async def test_a_verdict_that_cannot_be_recorded_is_logged_and_changes_nothing(
+async def test_a_outcome_that_cannot_be_recorded_is_logged_and_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     built = await trajectories_from_source("r", ForgetfulSource(()))
     assert built["reason"] == "nothing_recorded"
     assert "outcome 'masked' of snapshot s was not recorded: the volume is gone" in caplog.text
-    assert await record_verdict(FixedSource(()), built, "masked") is False
+    assert await record_outcome(FixedSource(()), built, "masked") is False
 
 
 async def test_the_event_loop_is_not_the_one_that_builds() -> None:

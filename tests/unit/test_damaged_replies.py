@@ -29,11 +29,11 @@ async def _tried(numbers: Random) -> str:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_a_damaged_reply_is_stored_exactly_or_has_a_reason(numbers: Random) -> None:
+def test_a_damaged_response_is_stored_exactly_or_has_a_reason(numbers: Random) -> None:
     asyncio.run(_tried(numbers))
 
 
-async def test_thousands_of_damaged_replies_meet_every_reason_and_break_no_promise() -> None:
+async def test_thousands_of_damaged_responses_meet_every_reason_and_break_no_promise() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(2500):
         outcomes[await _tried(Random(seed))] += 1

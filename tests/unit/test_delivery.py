@@ -41,7 +41,7 @@ class BrokenSource:
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         raise OSError("the volume is gone")
 
-    async def record_outcome(self, *verdict: Any) -> None:
+    async def record_outcome(self, *outcome: Any) -> None:
         raise OSError("the volume is gone")
 
     async def close(self) -> None: ...

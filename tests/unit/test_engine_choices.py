@@ -1,4 +1,4 @@
-"""Several choices of one call, and replies that contradict themselves; what stands beside the tokens of a choice."""
+"""Several choices of one call, and responses that contradict themselves; what stands beside the tokens of a choice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ways import WAYS, parts, replayed
 
 def several(spoken: list[Spoken]) -> list[dict[str, Any]]:
     """What SGLang's /generate answers with n above 1."""
-    return [WAYS["sglang-generate"].reply(one) for one in spoken]
+    return [WAYS["sglang-generate"].response(one) for one in spoken]
 
 
-async def test_an_array_of_replies_is_a_call_with_sibling_choices() -> None:
+async def test_an_array_of_responses_is_a_call_with_sibling_choices() -> None:
     way = WAYS["sglang-generate"]
     both = [Spoken(), Spoken(ids=[20, 21, 22], log_probs=[-1.0, -2.0, -3.0])]
     recording = replace(way.recording(Spoken()), payload=orjson.dumps(several(both)))
@@ -27,9 +27,9 @@ async def test_an_array_of_replies_is_a_call_with_sibling_choices() -> None:
     assert second.model_call_id == f"{first.model_call_id}.1"
     assert (first.generation_token_ids, second.generation_token_ids) == ([10, 11, 12], [20, 21, 22])
     assert second.generation_log_probs == [-1.0, -2.0, -3.0]
-    shown = orjson.loads(done.reply.body)
-    assert [list(reply) for reply in shown] == [["text", "output_ids", "meta_info"]] * 2
-    assert not any("logprob" in name for reply in shown for name in reply["meta_info"])
+    shown = orjson.loads(done.response.body)
+    assert [list(response) for response in shown] == [["text", "output_ids", "meta_info"]] * 2
+    assert not any("logprob" in name for response in shown for name in response["meta_info"])
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -37,7 +37,7 @@ async def test_the_choices_of_a_generate_stream_are_told_apart_by_their_index(in
     way = WAYS["sglang-generate-incremental" if incremental else "sglang-generate-cumulative"]
     frames = []
     for index, spoken in enumerate((Spoken(), Spoken(ids=[20, 21, 22], texts=["b", "y", "e"]))):
-        said: list[bytes] = way.reply(spoken).split(b"\n\n")[:-2]
+        said: list[bytes] = way.response(spoken).split(b"\n\n")[:-2]
         frames.append([frame.replace(b'{"text"', b'{"index":%d,"text"' % index, 1) for frame in said])
     mixed = [frame for pair in zip(*frames, strict=True) for frame in pair]
     payload = b"\n\n".join([*mixed, b"data: [DONE]", b""])
@@ -50,7 +50,7 @@ async def test_the_choices_of_a_generate_stream_are_told_apart_by_their_index(in
 
 async def test_a_generate_stream_that_contradicts_itself_is_refused() -> None:
     way = WAYS["sglang-generate-incremental"]
-    frames = way.reply(Spoken()).split(b"\n\n")
+    frames = way.response(Spoken()).split(b"\n\n")
     # The second chunk is missing, so the third goes on from nowhere.
     payload = b"\n\n".join([frames[0], *frames[2:]])
     done = await replayed(way, recording=replace(way.recording(Spoken()), payload=payload))
@@ -64,17 +64,17 @@ async def test_a_generate_stream_that_contradicts_itself_is_refused() -> None:
 @pytest.mark.parametrize("name", ["vllm-chat", "vllm-completion", "sglang-chat", "message-chat"])
 async def test_two_choices_with_one_index_are_refused(name: str) -> None:
     way = WAYS[name]
-    reply = way.reply(Spoken())
-    reply["choices"] *= 2
-    reply["usage"]["completion_tokens"] *= 2
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(reply)))
+    response = way.response(Spoken())
+    response["choices"] *= 2
+    response["usage"]["completion_tokens"] *= 2
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(response)))
     assert done.marks == ("invalid_tokens: two choices have the same index",)
 
 
 async def test_ids_that_sglang_names_twice_and_differently_are_refused() -> None:
     way = WAYS["sglang-chat"]
-    reply = {**way.reply(Spoken()), "sglext": {"input_ids": [1, 2, 3], "output_ids": [[10, 11, 13]]}}
-    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(reply)))
+    response = {**way.response(Spoken()), "sglext": {"input_ids": [1, 2, 3], "output_ids": [[10, 11, 13]]}}
+    done = await replayed(way, recording=replace(way.recording(Spoken()), payload=orjson.dumps(response)))
     assert done.marks == ("invalid_tokens: choice 0: the choice and sglext name different token ids",)
 
 
@@ -103,15 +103,15 @@ async def test_the_weight_versions_of_a_chat_are_stored_and_shown_only_to_who_as
     spans: Any, version: str | None, stored: Any
 ) -> None:
     way = WAYS["vllm-chat"]
-    reply = way.reply(Spoken())
-    reply["choices"][0]["weight_versions"] = spans
-    recording = replace(way.recording(Spoken()), payload=orjson.dumps(reply))
+    response = way.response(Spoken())
+    response["choices"][0]["weight_versions"] = spans
+    recording = replace(way.recording(Spoken()), payload=orjson.dumps(response))
     for asked in (False, True):
         request = {**way.request, **({"return_weight_versions": True} if asked else {})}
         done = await replayed(way, recording=recording, request=orjson.dumps(request))
         (entry,) = done.entries
         assert (entry.weight_version, (entry.model_extra or {}).get("weight_versions")) == (version, stored)
-        assert orjson.loads(done.reply.body)["choices"][0]["weight_versions"] == (spans if asked else None)
+        assert orjson.loads(done.response.body)["choices"][0]["weight_versions"] == (spans if asked else None)
 
 
 @pytest.mark.parametrize("name", ["vllm-completion", "sglang-completion"])
@@ -132,7 +132,7 @@ async def test_each_prompt_of_a_batch_is_a_choice_with_a_prompt_of_its_own(name:
         assert [(entry.prompt_token_ids, entry.generation_token_ids) for entry in found] == [
             (one.prompt, one.ids) for one in batch
         ]
-        assert len(parts(done.reply.body)) == (1 if "json" in kind else 2)
+        assert len(parts(done.response.body)) == (1 if "json" in kind else 2)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ async def test_each_prompt_of_a_batch_is_a_choice_with_a_prompt_of_its_own(name:
 )
 async def test_llama_servers_batches_have_no_prompt_ids(options: CaptureOptions, detail: str) -> None:
     way = WAYS["llama-completion-text"]
-    reply = way.reply(Spoken())
-    reply["choices"] = [{**reply["choices"][0], "index": index} for index in (0, 1)]
-    reply["usage"]["completion_tokens"] = 6
+    response = way.response(Spoken())
+    response["choices"] = [{**response["choices"][0], "index": index} for index in (0, 1)]
+    response["usage"]["completion_tokens"] = 6
     request = orjson.dumps({**way.request, "prompt": ["a", "b"]})
-    recording = replace(way.recording(Spoken()), payload=orjson.dumps(reply))
+    recording = replace(way.recording(Spoken()), payload=orjson.dumps(response))
     done = await replayed(way, recording=recording, request=request, options=options)
     assert done.marks == (f"no_token_ids: {detail}",)
 

@@ -1,4 +1,4 @@
-"""Recorded traffic of real engines through their strategies, in every chunking."""
+"""Recorded traffic of real engines through their engine adapters, in every chunking."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_each_recorded_call_is_captured_refused_or_has_its_reason(folder: 
     outcomes: Counter[str] = Counter()
     for name, recording in CALLS[folder].items():
         done = await once(folder, name)
-        assert done.reply.status == recording.status
+        assert done.response.status == recording.status
         outcome = "captured" if done.entries else "refused" if done.refused else "marked"
         outcomes[outcome] += 1
         if done.marks:
@@ -148,7 +148,7 @@ def test_no_chunking_changes_the_entry_or_the_clients_bytes(call: tuple[str, str
             for cut in (lambda payload: [payload], in_chunks(seed, longest))
         ]
         assert other.content() == usual.content()
-        assert (other.reply, other.marks, other.refused) == (usual.reply, usual.marks, usual.refused)
+        assert (other.response, other.marks, other.refused) == (usual.response, usual.marks, usual.refused)
 
     asyncio.run(compared())
 
@@ -199,8 +199,8 @@ async def test_a_tokenizer_that_does_not_answer_is_a_named_failure(lacking: str)
     recording = CALLS["llama-server-b1-0c1e570"]["01-chat"]
     told = {path: answer for path, answer in answers(recording).items() if path != lacking}
     refusing = Recording(lacking, "POST", lacking, b"", 501, "application/json", b"{}")
-    for replies, problem in ((told, "nothing is recorded"), ({**told, lacking: refusing}, "answered HTTP 501")):
-        done = await replay(recording, make_engine("llama-cpp"), answers=replies, options=OPTIONS)
+    for responses, problem in ((told, "nothing is recorded"), ({**told, lacking: refusing}, "answered HTTP 501")):
+        done = await replay(recording, make_engine("llama-cpp"), answers=responses, options=OPTIONS)
         ((mark,),) = [done.marks]
         assert mark.startswith("no_token_ids: no prompt token ids: ")
         assert problem in mark
@@ -232,7 +232,7 @@ async def test_a_generate_call_streams_the_entry_that_it_gives_whole() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "auto"])
-async def test_what_litellm_makes_of_vllms_reply_is_captured_as_far_as_it_passes_it_on(engine: str) -> None:
+async def test_what_litellm_makes_of_vllms_response_is_captured_as_far_as_it_passes_it_on(engine: str) -> None:
     (direct,) = (await once("vllm-0.32.0", "12c-tools-auto-text-and-call")).content()
     outcomes = {}
     for recording in load_recordings(FOLDERS / "litellm-1.110.2"):
@@ -247,13 +247,13 @@ async def test_what_litellm_makes_of_vllms_reply_is_captured_as_far_as_it_passes
         "openai-chat": 1,
         "openai-chat-stream": 1,
         "hosted_vllm-chat": 1,
-        # That provider drops the prompt's ids from streams; tokcap check says so, and asks for whole replies.
+        # That provider drops the prompt's ids from streams; tokcap check says so, and asks for whole responses.
         "hosted_vllm-chat-stream": ("no_token_ids: choice 0 has no prompt token ids",),
     }
 
 
 class ShoutingEngine(VllmEngine):
-    """A strategy from outside: a server that names the ids in its own way."""
+    """A engine adapter from outside: a server that names the ids in its own way."""
 
     def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> DeltaReader:
         """Reads ``TOKENS``."""
@@ -298,7 +298,7 @@ class RaisingAtTheEnd(RaisingReader):
 
 
 class RaisingEngine(VllmEngine):
-    """A strategy with a mistake in one of its members."""
+    """A engine adapter with a mistake in one of its members."""
 
     def __init__(self, member: str) -> None:
         setattr(self, member, self._fail)
@@ -308,13 +308,13 @@ class RaisingEngine(VllmEngine):
 
 
 class EngineWithReader(VllmEngine):
-    """A strategy with another reader."""
+    """A engine adapter with another reader."""
 
     def __init__(self, reader: Callable[[], DeltaReader]) -> None:
         self.reader = lambda endpoint, body: reader()  # type: ignore[method-assign]
 
 
-async def test_the_kit_tries_a_strategy_from_outside() -> None:
+async def test_the_kit_tries_a_adapter_from_outside() -> None:
     recording = CALLS["vllm-0.32.0"]["02-chat-stream-usage"]
     loud = Recording(**{**recording.__dict__, "payload": recording.payload.replace(b'"token_ids"', b'"TOKENS"')})
     done = await replay(loud, make_engine(f"{__name__}:ShoutingEngine"))
@@ -339,13 +339,13 @@ def _shouted(name: str) -> bytes:
     ],
     ids=["can_stream", "request_fields", "hidden", "reader", "reader.add", "reader.tokens"],
 )
-async def test_a_strategy_that_raises_costs_the_capture_and_not_the_call(name: str, engine: VllmEngine) -> None:
+async def test_a_adapter_that_raises_costs_the_capture_and_not_the_call(name: str, engine: VllmEngine) -> None:
     if "can_stream" in vars(engine) and name == "01-chat":
         return  # of a call that is not streamed nobody asks
     recording = CALLS["vllm-0.32.0"][name]
     for cut in (lambda payload: [payload], bytewise):
-        # What such a strategy would add is part of what the client asks for here.
+        # What such a engine adapter would add is part of what the client asks for here.
         done = await replay(recording, engine, cut=cut, request=recording.sent)
         assert done.marks == ("capture_failed: RuntimeError: a mistake",)
-        assert (done.entries, done.open, done.reply.status, done.reply.whole) == ((), True, 200, True)
-        assert b"A river" in done.reply.body or b'"content":"A"' in done.reply.body
+        assert (done.entries, done.open, done.response.status, done.response.whole) == ((), True, 200, True)
+        assert b"A river" in done.response.body or b'"content":"A"' in done.response.body

@@ -34,7 +34,7 @@ from token_id_capture.testing.replay import (
 from ways import SEEN_BY_AUTO, STREAM, WAYS, Way, parts, replayed
 
 every_way = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
-STREAMED = {name: way for name, way in WAYS.items() if isinstance(way.reply(Spoken()), bytes)}
+STREAMED = {name: way for name, way in WAYS.items() if isinstance(way.response(Spoken()), bytes)}
 every_stream = pytest.mark.parametrize("way", list(STREAMED.values()), ids=list(STREAMED))
 # Where ids come twice: as such, and with the log probabilities.
 WITNESSED = ["vllm-spelled-beside", "vllm-generate", "sglang-chat", "sglang-generate", "llama-native"]
@@ -54,7 +54,7 @@ async def test_the_same_generation_gives_the_same_entry_wherever_the_engine_puts
 
 
 @pytest.mark.parametrize("name", SEEN_BY_AUTO)
-async def test_without_a_name_the_reply_tells_the_engine(name: str) -> None:
+async def test_without_a_name_the_response_tells_the_engine(name: str) -> None:
     done = await replayed(WAYS[name], engine="auto")
     (entry,) = done.entries
     assert entry.generation_token_ids == Spoken().ids
@@ -62,19 +62,19 @@ async def test_without_a_name_the_reply_tells_the_engine(name: str) -> None:
 
 
 @every_way
-async def test_the_client_sees_the_reply_and_not_what_was_added_to_it(way: Way) -> None:
+async def test_the_client_sees_the_response_and_not_what_was_added_to_it(way: Way) -> None:
     done = await assert_replays(
         replace(way.recording(Spoken()), sent=orjson.dumps(way.request)),
         lambda: make_engine(way.engine),
         answers=way.answers,
         options=way.options,
     )
-    assert done.reply.whole
-    assert bool(orjson.loads(done.sent[0][1]).get("stream")) == isinstance(way.reply(Spoken()), bytes)
-    shown = parts(done.reply.body)
+    assert done.response.whole
+    assert bool(orjson.loads(done.sent[0][1]).get("stream")) == isinstance(way.response(Spoken()), bytes)
+    shown = parts(done.response.body)
     for hidden in (b"response_token_ids", b"meta_info", b"input_ids", b"sglext_ids", b"generation_", b"token_id:"):
         if way.path != "/generate":
-            assert hidden not in done.reply.body
+            assert hidden not in done.response.body
     if way.path in ("/v1/chat/completions", "/v1/completions"):
         choices = [choice for part in shown for choice in part["choices"]]
         content = "".join(
@@ -92,7 +92,7 @@ async def test_a_gap_in_the_ids_is_a_count_mismatch_and_changes_nothing_for_the_
     assert gap.entries == ()
     assert gap.marks == ("token_count_mismatch: 3 token ids, 3 log probabilities, 12 completion tokens",)
     assert gap.open
-    assert len(parts(gap.reply.body)) == len(parts(whole.reply.body))
+    assert len(parts(gap.response.body)) == len(parts(whole.response.body))
 
 
 @pytest.mark.parametrize("name", WITNESSED)
@@ -120,7 +120,7 @@ async def test_ids_that_are_shifted_against_their_log_probabilities_are_refused(
     ids=lambda spoken: f"{spoken.ids}-{spoken.log_probs}",
 )
 async def test_one_wrong_item_refuses_the_call_and_never_shortens_an_array(way: Way, spoken: Spoken) -> None:
-    if "11" in spoken.ids and way.reply is vllm_spelled:
+    if "11" in spoken.ids and way.response is vllm_spelled:
         return  # there an id is text anyhow
     done = await replayed(way, spoken)
     assert done.entries == ()
@@ -174,7 +174,7 @@ async def test_line_ends_spaces_and_split_characters_change_nothing(way: Way, en
     for cut in (bytewise, in_chunks(5, longest=7)):
         other = await replayed(way, recording=spelled, cut=cut)
         assert other.content() == usual.content()
-        assert other.reply.body == usual.reply.body.replace(b"data: ", b"data:" + space).replace(b"\n", end)
+        assert other.response.body == usual.response.body.replace(b"data: ", b"data:" + space).replace(b"\n", end)
 
 
 @every_stream
@@ -187,11 +187,11 @@ async def test_a_stream_that_breaks_off_or_ends_early_is_lost(way: Way) -> None:
         done = await replayed(way, recording=early, breaks=breaks)
         ((mark,),) = [done.marks]
         assert mark.startswith("lost_stream: ")
-        assert (done.entries, done.open, done.reply.whole) == ((), True, False)
+        assert (done.entries, done.open, done.response.whole) == ((), True, False)
 
 
 @every_stream
-async def test_what_comes_after_the_end_is_no_part_of_the_reply_in_any_chunking(way: Way) -> None:
+async def test_what_comes_after_the_end_is_no_part_of_the_response_in_any_chunking(way: Way) -> None:
     recording = way.recording(Spoken())
     if b"[DONE]" not in recording.payload:
         return
@@ -202,11 +202,11 @@ async def test_what_comes_after_the_end_is_no_part_of_the_reply_in_any_chunking(
     for cut in (lambda payload: [payload], bytewise, in_chunks(3, longest=40)):
         usual, done = await replayed(way), await replayed(way, recording=late, cut=cut)
         assert done.content() == usual.content()
-        assert done.reply.body.startswith(usual.reply.body)
-        assert done.reply.body.endswith(b": bye")
-        assert b'"token_ids":[' not in done.reply.body or way.path == "/inference/v1/generate"
+        assert done.response.body.startswith(usual.response.body)
+        assert done.response.body.endswith(b": bye")
+        assert b'"token_ids":[' not in done.response.body or way.path == "/inference/v1/generate"
         done = await replayed(way, recording=early, cut=cut)
-        assert done.marks == ("no_token_ids: the reply has no choices",)
+        assert done.marks == ("no_token_ids: the response has no choices",)
 
 
 @every_way
@@ -214,7 +214,7 @@ async def test_a_call_that_the_engine_refuses_is_no_hole(way: Way) -> None:
     error = orjson.dumps({"error": {"message": "the context is too long", "code": 400}})
     recording = Recording("refused", "POST", way.path, b"", 400, "application/json", error)
     done = await replayed(way, recording=recording)
-    assert (done.reply.status, done.reply.body) == (400, error)
+    assert (done.response.status, done.response.body) == (400, error)
     assert (done.entries, done.marks, done.open) == ((), (), False)
     assert done.refused == ("HTTP 400: the context is too long",)
 
@@ -225,7 +225,7 @@ async def test_an_engine_that_fails_leaves_an_open_intent_and_a_reason(way: Way,
     error = b'{"error":{"message":"CUDA error"}}'
     recording = Recording("failed", "POST", way.path, b"", 200 if breaks else 500, "application/json", error)
     done = await replayed(way, recording=recording, breaks=breaks)
-    assert (done.reply.status, done.open, done.entries) == (502 if breaks else 500, True, ())
+    assert (done.response.status, done.open, done.entries) == (502 if breaks else 500, True, ())
     ((mark,),) = [done.marks]
     assert mark.startswith("unknown_outcome: ")
 
@@ -246,9 +246,9 @@ async def test_whatever_the_client_asked_for_it_gets(way: Way) -> None:
     done = await replayed(way, request=orjson.dumps({**way.request, **everything}))
     recording = way.recording(Spoken())
     if way.engine == "message":
-        assert b"generation_token_ids" not in done.reply.body
-    elif done.reply.body.startswith(b"data:") == recording.content_type.startswith("text"):
-        assert done.reply.body == recording.payload
+        assert b"generation_token_ids" not in done.response.body
+    elif done.response.body.startswith(b"data:") == recording.content_type.startswith("text"):
+        assert done.response.body == recording.payload
     assert len(done.entries) == 1
 
 
@@ -282,7 +282,7 @@ async def test_a_client_that_hangs_up_leaves_a_complete_call(way: Way, after: in
     sent = 0
 
     async def listening(scope: Any, receive: Any, send: Any) -> None:
-        """The application, for a client that leaves after so many messages of the reply."""
+        """The application, for a client that leaves after so many messages of the response."""
 
         async def receive_or_leave() -> Any:
             receiving, leaving = asyncio.ensure_future(receive()), asyncio.ensure_future(gone.wait())
@@ -355,7 +355,7 @@ async def test_a_call_leaves_nothing_to_the_garbage_collector(name: str) -> None
         gc.enable()
 
 
-def test_the_streams_of_a_whole_reply_are_asked_for_as_such() -> None:
+def test_the_streams_of_a_whole_response_are_asked_for_as_such() -> None:
     for streaming, asked in (("auto", True), ("always", True), ("never", False)):
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))
         assert body is not None
@@ -387,9 +387,9 @@ async def test_a_long_prompt_is_not_kept_in_copies_while_its_answer_is_waited_fo
     try:
         gateway = TokenCaptureMiddleware(Gateway(Engine(), make_engine("vllm")), sink=MemorySink())
         body = b'{"messages":[{"role":"user","content":"' + b"x" * size + b'"}]}'
-        reply = await call_in_memory(gateway, "POST", way.path, body)
+        response = await call_in_memory(gateway, "POST", way.path, body)
     finally:
         tracemalloc.stop()
-    assert reply.status == 200
+    assert response.status == 200
     # The client's own text, and what the request says: neither the text as read nor as sent.
     assert kept[0] < 2.2 * size

@@ -16,7 +16,7 @@ from token_id_capture.cli.output.tree_text import tree_lines, tree_rows
 from token_id_capture.explanation import (
     Cause,
     Decode,
-    Departure,
+    ExplainedDivergence,
     Explanation,
     Finding,
     Flag,
@@ -28,7 +28,7 @@ from token_id_capture.explanation import (
     Suspicion,
     call_tree,
     explain,
-    find_departure,
+    explain_divergence,
     suspect,
 )
 from token_id_capture.explanation.remedies import (
@@ -45,16 +45,18 @@ SYSTEM = list(range(1000, 1040))
 ANSWER = list(range(100, 160))
 
 
-def departure_of(entries: Sequence[TokenEntry], decode: Decode | None = None) -> Departure:
-    """The one departure among these calls."""
+def divergence_of(entries: Sequence[TokenEntry], decode: Decode | None = None) -> ExplainedDivergence:
+    """The one divergence among these calls."""
     tree = call_tree(entries)
     (divergence,) = tree.output.notes.divergences
-    return find_departure(tree, divergence, decode)
+    return explain_divergence(tree, divergence, decode)
 
 
-def judged(entries: Sequence[TokenEntry], decode: Decode | None = None, lost: int = 0) -> tuple[Departure, Suspicion]:
-    departure = departure_of(entries, decode)
-    return departure, suspect(departure, lost)
+def judged(
+    entries: Sequence[TokenEntry], decode: Decode | None = None, lost: int = 0
+) -> tuple[ExplainedDivergence, Suspicion]:
+    divergence = divergence_of(entries, decode)
+    return divergence, suspect(divergence, lost)
 
 
 def two_turns(second_history: list[int], answer: list[int] = ANSWER) -> list[TokenEntry]:
@@ -77,44 +79,44 @@ RETOKENISED = [*ANSWER[:5], 905, 906, 907, *ANSWER[7:], 5, 6]
 
 
 def test_a_few_other_tokens_within_an_answer_look_like_retokenisation() -> None:
-    departure, suspicion = judged(two_turns(RETOKENISED))
-    assert (departure.call.entry.model_call_id, departure.earlier.entry.model_call_id) == ("second", "first")
-    assert departure.position == len(SYSTEM) + 5
-    assert departure.sampled_by is departure.earlier
-    assert departure.span == Span(removed=2, added=3)
+    divergence, suspicion = judged(two_turns(RETOKENISED))
+    assert (divergence.call.entry.model_call_id, divergence.earlier.entry.model_call_id) == ("second", "first")
+    assert divergence.position == len(SYSTEM) + 5
+    assert divergence.sampled_by is divergence.earlier
+    assert divergence.span == Span(removed=2, added=3)
     assert suspicion == Suspicion(
         Cause.RETOKENIZATION, "3 tokens stand where 2 were, and then both agree again", certain=False
     )
 
 
 def test_the_ids_around_the_first_difference_are_told_for_both_sides() -> None:
-    departure = departure_of(two_turns(RETOKENISED))
-    assert departure.expected() == ([101, 102, 103, 104], [105, 106, 107, 108, 109, 110])
-    assert departure.found() == ([101, 102, 103, 104], [905, 906, 907, 107, 108, 109])
+    divergence = divergence_of(two_turns(RETOKENISED))
+    assert divergence.expected() == ([101, 102, 103, 104], [105, 106, 107, 108, 109, 110])
+    assert divergence.found() == ([101, 102, 103, 104], [905, 906, 907, 107, 108, 109])
 
 
 def test_a_tokenizer_settles_whether_the_text_is_the_same() -> None:
-    departure, suspicion = judged(two_turns(RETOKENISED), reads)
-    assert departure.span == Span(removed=2, added=3, same_text=True)
+    divergence, suspicion = judged(two_turns(RETOKENISED), reads)
+    assert divergence.span == Span(removed=2, added=3, same_text=True)
     assert (suspicion.cause, suspicion.certain) == (Cause.RETOKENIZATION, True)
     edited = [*ANSWER[:5], 905, 907, *ANSWER[7:], 5, 6]
-    departure, suspicion = judged(two_turns(edited), reads)
-    assert departure.span == Span(removed=2, added=2, same_text=False)
+    divergence, suspicion = judged(two_turns(edited), reads)
+    assert divergence.span == Span(removed=2, added=2, same_text=False)
     assert (suspicion.cause, suspicion.certain) == (Cause.EDITED_HISTORY, True)
 
 
 def test_retokenisation_at_the_very_end_of_an_answer_is_found_with_and_without_a_tokenizer() -> None:
     entries = two_turns([53122, 393, 30002, 5, 6], answer=[53122, 316, 317])
-    departure, suspicion = judged(entries)
-    assert (departure.span, departure.position) == (None, len(SYSTEM) + 1)
+    divergence, suspicion = judged(entries)
+    assert (divergence.span, divergence.position) == (None, len(SYSTEM) + 1)
     assert (suspicion.cause, suspicion.certain) == (Cause.RETOKENIZATION, False)
     texts = {53122: "the", 316: " ca", 317: "t", 393: " c", 30002: "at"}
 
     def decode(ids: Sequence[int]) -> str:
         return "".join(texts.get(token, f"<{token}>") for token in ids)
 
-    departure, suspicion = judged(entries, decode)
-    assert departure.span == Span(removed=2, added=2, same_text=True)
+    divergence, suspicion = judged(entries, decode)
+    assert divergence.span == Span(removed=2, added=2, same_text=True)
     assert (suspicion.cause, suspicion.certain) == (Cause.RETOKENIZATION, True)
 
 
@@ -125,15 +127,15 @@ def test_a_last_token_alone_looks_like_the_template_ending_a_message_otherwise()
 
 
 def test_reasoning_left_out_of_the_history_is_an_edit() -> None:
-    departure, suspicion = judged(two_turns([*ANSWER[40:], 5, 6]))
-    assert departure.span == Span(removed=40, added=0)
+    divergence, suspicion = judged(two_turns([*ANSWER[40:], 5, 6]))
+    assert divergence.span == Span(removed=40, added=0)
     assert suspicion.cause is Cause.EDITED_HISTORY
     assert suspicion.because.startswith("40 tokens are missing there")
 
 
 def test_text_put_into_an_answer_is_an_edit() -> None:
-    departure, suspicion = judged(two_turns([*ANSWER[:10], *range(700, 750), *ANSWER[10:], 5]))
-    assert departure.span == Span(removed=0, added=50)
+    divergence, suspicion = judged(two_turns([*ANSWER[:10], *range(700, 750), *ANSWER[10:], 5]))
+    assert divergence.span == Span(removed=0, added=50)
     assert suspicion.cause is Cause.EDITED_HISTORY
 
 
@@ -157,11 +159,11 @@ def conversation(turns: int, start: list[int]) -> list[TokenEntry]:
 
 def test_a_short_prompt_behind_the_same_beginning_is_a_compaction() -> None:
     summary = call("compacted", SYSTEM + list(range(8000, 8060)), [7], created_at=50.0)
-    departure, suspicion = judged([*conversation(6, SYSTEM), summary])
-    assert (departure.call.entry.model_call_id, departure.continues) == ("compacted", None)
-    assert departure.position == len(SYSTEM)
-    assert departure.sampled_by is None
-    assert departure.longest_before == len(SYSTEM) + 6 * 50
+    divergence, suspicion = judged([*conversation(6, SYSTEM), summary])
+    assert (divergence.call.entry.model_call_id, divergence.continues) == ("compacted", None)
+    assert divergence.position == len(SYSTEM)
+    assert divergence.sampled_by is None
+    assert divergence.longest_before == len(SYSTEM) + 6 * 50
     assert suspicion.cause is Cause.COMPACTION
     assert "only 100 tokens where the conversation had already reached 340" in suspicion.because
 
@@ -169,18 +171,18 @@ def test_a_short_prompt_behind_the_same_beginning_is_a_compaction() -> None:
 def test_a_compaction_behind_the_first_message_is_one_too() -> None:
     turns = conversation(6, SYSTEM)
     summary = call("compacted", [*turns[0].prompt_token_ids, *range(8000, 8060)], [7], created_at=50.0)
-    departure, suspicion = judged([*turns, summary])
-    assert departure.sampled_by is not None
+    divergence, suspicion = judged([*turns, summary])
+    assert divergence.sampled_by is not None
     assert suspicion.cause is Cause.COMPACTION
 
 
 @pytest.mark.parametrize("length", [20, 200, 2000])
 def test_another_system_prompt_is_a_separate_agent_however_long(length: int) -> None:
     agent = call("agent", [*SYSTEM[:3], *range(9000, 9000 + length)], [7], created_at=2.5)
-    departure, suspicion = judged([*conversation(4, SYSTEM), agent])
+    divergence, suspicion = judged([*conversation(4, SYSTEM), agent])
     # The agent came later, so it is the one that departs, though it is first in order of length.
-    assert (departure.call.entry.model_call_id, departure.earlier.entry.model_call_id) == ("agent", "turn-0")
-    assert departure.position == 3
+    assert (divergence.call.entry.model_call_id, divergence.earlier.entry.model_call_id) == ("agent", "turn-0")
+    assert divergence.position == 3
     assert suspicion.cause is Cause.SEPARATE_AGENT
 
 
@@ -189,9 +191,9 @@ def test_a_changed_word_of_an_earlier_prompt_is_an_edited_history() -> None:
     edited = list(turns[2].prompt_token_ids)
     edited[len(SYSTEM) + 5] = 1
     turns[2] = call("turn-2", edited, [7], created_at=3.0)
-    departure, suspicion = judged(turns)
-    assert (departure.earlier.entry.model_call_id, departure.position) == ("turn-0", len(SYSTEM) + 5)
-    assert departure.span == Span(removed=1, added=1)
+    divergence, suspicion = judged(turns)
+    assert (divergence.earlier.entry.model_call_id, divergence.position) == ("turn-0", len(SYSTEM) + 5)
+    assert divergence.span == Span(removed=1, added=1)
     assert suspicion.cause is Cause.EDITED_HISTORY
     assert "an earlier message was changed" in suspicion.because
 
@@ -200,9 +202,9 @@ def test_a_prompt_that_is_cut_short_has_nothing_there() -> None:
     first = call("first", SYSTEM, ANSWER, created_at=1.0)
     more = call("more", SYSTEM + ANSWER + [1, 2, 3], [9], created_at=2.0)
     again = call("again", SYSTEM[:20], [9], created_at=3.0)
-    departure, suspicion = judged([first, more, again])
-    assert departure.call.entry.model_call_id == "again"
-    assert departure.found() == (SYSTEM[16:20], [])
+    divergence, suspicion = judged([first, more, again])
+    assert divergence.call.entry.model_call_id == "again"
+    assert divergence.found() == (SYSTEM[16:20], [])
     assert suspicion.cause is Cause.COMPACTION
 
 
@@ -213,10 +215,10 @@ def test_a_branch_names_the_call_that_both_continue() -> None:
         call("left", [*stem, 1, 2, 3], [7], created_at=2.0),
         call("right", [*stem, 1, 2, 4], [8], created_at=3.0),
     ]
-    departure = departure_of(entries)
-    assert departure.continues is not None
-    assert departure.continues.entry.model_call_id == "stem"
-    assert departure.position == len(stem) + 2
+    divergence = divergence_of(entries)
+    assert divergence.continues is not None
+    assert divergence.continues.entry.model_call_id == "stem"
+    assert divergence.position == len(stem) + 2
 
 
 # The tree
@@ -300,15 +302,15 @@ def test_every_call_of_any_rollout_stands_once_in_the_tree_and_below_what_it_con
 
 
 @given(st.binary(max_size=160))
-def test_every_departure_of_any_rollout_is_the_first_difference(choices: bytes) -> None:
+def test_every_divergence_of_any_rollout_is_the_first_difference(choices: bytes) -> None:
     tree = call_tree(grow(choices))
-    for divergence in tree.output.notes.divergences:
-        departure = find_departure(tree, divergence, reads)
-        sequence, prompt = departure.earlier.sequence, departure.call.entry.prompt_token_ids
-        assert sequence[: departure.position] == prompt[: departure.position]
-        assert departure.position < len(sequence)
-        assert departure.position == len(prompt) or sequence[departure.position] != prompt[departure.position]
-        assert suspect(departure, 0).because
+    for noted in tree.output.notes.divergences:
+        divergence = explain_divergence(tree, noted, reads)
+        sequence, prompt = divergence.earlier.sequence, divergence.call.entry.prompt_token_ids
+        assert sequence[: divergence.position] == prompt[: divergence.position]
+        assert divergence.position < len(sequence)
+        assert divergence.position == len(prompt) or sequence[divergence.position] != prompt[divergence.position]
+        assert suspect(divergence, 0).because
 
 
 # The sentences
@@ -341,7 +343,7 @@ def test_every_reason_of_the_module_is_in_one_of_its_tables() -> None:
 @pytest.mark.parametrize("reason", reasons.FLAG_REASONS)
 async def test_every_flag_is_explained_with_its_call_and_particulars(reason: str) -> None:
     explanation = await explain(stored(ONE, True, flags=[Flag("only", reason, "so it is")]))
-    assert explanation.verdict == "masked"
+    assert explanation.outcome == "masked"
     assert [one.reason for one in explanation.findings] == [reasons.CAPTURE_INCOMPLETE, reason]
     found = finding(explanation, reason)
     assert (found.what, found.remedy) == (SENTENCES[reason], REMEDIES[reason])
@@ -361,7 +363,7 @@ BUILDS: dict[str, StoredRollout] = {
 
 
 @pytest.mark.parametrize("reason", BUILDS)
-async def test_every_verdict_of_a_build_is_explained(reason: str) -> None:
+async def test_every_outcome_of_a_build_is_explained(reason: str) -> None:
     explanation = await explain(BUILDS[reason])
     assert explanation.findings[0].reason == reason
     assert explanation.findings[0].remedy
@@ -396,7 +398,7 @@ async def test_a_call_whose_answer_came_after_the_freeze_says_so() -> None:
 async def test_every_recorded_reason_is_explained_when_the_captures_are_gone(reason: str) -> None:
     recorded = [Recorded(1, "released", reason, (f"{reason}: for a test",))]
     explanation = await explain(stored(state="retired", recorded=recorded))
-    assert explanation.verdict == "retired"
+    assert explanation.outcome == "retired"
     found = finding(explanation, reason)
     assert (found.what, found.calls) == (SENTENCES[reason], (("", "for a test"),))
 
@@ -415,7 +417,7 @@ async def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason()
 
 async def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
     explanation = await explain(stored(ONE, recorded=[Recorded(1, "masked", "reward_is_nan")]))
-    assert explanation.headline == "It is frozen. The latest verdict is: masked, reward_is_nan."
+    assert explanation.headline == "It is frozen. The latest outcome is: masked, reward_is_nan."
     found = finding(explanation, "reward_is_nan")
     assert "none of the reasons of this package" in found.what
     assert "Built again now, it would be: deliverable." in explanation.notes
@@ -442,12 +444,12 @@ async def test_an_open_call_names_its_process_and_may_still_run_while_the_rollou
         assert finding(explanation, reasons.CALL_LOST).calls == (("lost", detail),)
 
 
-async def test_a_mark_after_the_verdict_is_noticed() -> None:
+async def test_a_mark_after_the_outcome_is_noticed() -> None:
     snapshot = TokenCaptureSnapshot("r", tuple(ONE), incomplete=True, snapshot_id="s", version=3)
     flags = [Flag("only", reasons.ID_MISMATCH, "")]
     rollout = StoredRollout("r", "frozen", snapshot, flags, recorded=[Recorded(2, "delivered", "")])
     explanation = await explain(rollout)
-    assert "The verdict is on version 2; marks since then have raised it to 3." in explanation.notes
+    assert "The outcome is on version 2; marks since then have raised it to 3." in explanation.notes
     assert "Built again now, it would be: masked, capture_incomplete." in explanation.notes
 
 
@@ -460,7 +462,7 @@ async def test_what_was_left_out_without_harm_is_noted() -> None:
         call("e", [1, 2], []),
     ]
     explanation = await explain(stored(entries, refused_calls=["x"], late_calls=["y", "z"]))
-    assert explanation.verdict == "deliverable"
+    assert explanation.outcome == "deliverable"
     assert explanation.notes == (
         "Left out as retries, of which another answer was continued: call 2.",
         "Left out as copies, token for token, of another call: call 4.",
@@ -470,7 +472,7 @@ async def test_what_was_left_out_without_harm_is_noted() -> None:
     )
 
 
-async def test_of_many_departures_some_are_told_and_the_others_counted() -> None:
+async def test_of_many_divergences_some_are_told_and_the_others_counted() -> None:
     entries = [call(f"c{n}", [n, n], [1]) for n in range(20)]
     found = finding(await explain(stored(entries)), reasons.MULTIPLE_ROOTS)
-    assert (len(found.departures), found.more_departures) == (5, 14)
+    assert (len(found.divergences), found.more_divergences) == (5, 14)

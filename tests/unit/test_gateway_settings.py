@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from token_id_capture.server.settings import GatewaySettings, header_names
+from token_id_capture.cli.serving.settings import GatewaySettings, header_names
 from token_id_capture.server.wire.entries import SESSION_HEADERS
 
 

@@ -37,7 +37,7 @@ def record(message: str, *arguments: object, error: BaseException | None = None,
 
 
 def quoting() -> ValueError:
-    error = ValueError("the reply was 'hush'")
+    error = ValueError("the response was 'hush'")
     error.__cause__ = KeyError("hush")
     return error
 

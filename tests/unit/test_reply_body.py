@@ -1,4 +1,4 @@
-"""A reply whose arrays are cut out says the same, to the store and to the client, as one that is parsed whole."""
+"""A response whose arrays are cut out says the same, to the store and to the client, as one that is parsed whole."""
 
 import random
 import tracemalloc
@@ -12,10 +12,10 @@ from token_id_capture.server.engines.base import Endpoint, PackedLogProbs
 from token_id_capture.server.engines.vllm import VllmEngine
 from token_id_capture.server.text.sse import EventParser
 from token_id_capture.server.wire.entries import CapturedRequest, NotCapturableError, entries_from
-from token_id_capture.server.wire.fast_parse import BodyReader, ReplyBody
+from token_id_capture.server.wire.fast_parse import BodyReader, ResponseBody
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.redaction import client_view
-from token_id_capture.server.wire.response import read_reply
+from token_id_capture.server.wire.response import read_response
 from token_id_capture.sink import CaptureContext
 from token_id_capture.tokens import TokenIds
 
@@ -65,7 +65,7 @@ def _entries(draw: st.DrawFn, count: int) -> Any:
 
 
 @st.composite
-def _replies(draw: st.DrawFn, prompt: list[int]) -> bytes:
+def _responses(draw: st.DrawFn, prompt: list[int]) -> bytes:
     """What vLLM sends, with now and then something else in it."""
     choices = []
     for index in range(draw(st.sampled_from([1, 1, 1, 1, 2, 0]))):
@@ -83,7 +83,7 @@ def _replies(draw: st.DrawFn, prompt: list[int]) -> bytes:
             choice[draw(st.sampled_from(list(choice)))] = draw(_ODD)
         choices.append(choice)
     count = sum(len(choice["token_ids"]) if isinstance(choice["token_ids"], list) else 0 for choice in choices)
-    reply = {
+    response = {
         "id": "chatcmpl-1",
         "model": "policy",
         "choices": choices,
@@ -91,11 +91,11 @@ def _replies(draw: st.DrawFn, prompt: list[int]) -> bytes:
         "prompt_token_ids": prompt,
     }
     if not draw(st.integers(0, 20)):
-        reply[draw(st.sampled_from(list(reply)))] = draw(_ODD)
+        response[draw(st.sampled_from(list(response)))] = draw(_ODD)
     if not draw(st.integers(0, 5)):
-        items = draw(st.permutations(list(reply.items())))
-        reply = dict(items)
-    text = orjson.dumps(reply)
+        items = draw(st.permutations(list(response.items())))
+        response = dict(items)
+    text = orjson.dumps(response)
     return _damaged(text, draw(st.integers(0, 2**32))) if not draw(st.integers(0, 4)) else text
 
 
@@ -108,11 +108,11 @@ def _damaged(text: bytes, seed: int) -> bytes:
     return text[:at] + put + text[at + length :]
 
 
-def _stored(reply: ReplyBody) -> Any:
-    """What becomes of a reply: the fields of its entries, or why there are none."""
-    if not isinstance(reply.parsed, dict):
+def _stored(response: ResponseBody) -> Any:
+    """What becomes of a response: the fields of its entries, or why there are none."""
+    if not isinstance(response.parsed, dict):
         return None
-    served = read_reply(_ENGINE.reader(Endpoint.CHAT, {}), Endpoint.CHAT, reply.parsed)
+    served = read_response(_ENGINE.reader(Endpoint.CHAT, {}), Endpoint.CHAT, response.parsed)
     try:
         entries = entries_from(CaptureContext("r", "c", None), CapturedRequest("m", {}, {}, None), served)
     except NotCapturableError as refused:
@@ -121,11 +121,11 @@ def _stored(reply: ReplyBody) -> Any:
 
 
 def _assert_alike(text: bytes, known: KnownTexts) -> bool:
-    """Whether arrays were cut out; either way the reply says the same."""
-    whole, cut = ReplyBody.parse(text), BodyReader(known, "r").whole(text)
+    """Whether arrays were cut out; either way the response says the same."""
+    whole, cut = ResponseBody.parse(text), BodyReader(known, "r").whole(text)
     for asked in _ASKED:
         view = client_view(_ENGINE.hidden(Endpoint.CHAT, asked), hide_usage=False)
-        assert view.reply(cut) == view.reply(whole)
+        assert view.response(cut) == view.response(whole)
     assert (cut.parsed is None) == (whole.parsed is None)
     assert _stored(cut) == _stored(whole)
     return isinstance(cut.parsed, dict) and isinstance(cut.parsed.get("prompt_token_ids"), TokenIds)
@@ -133,16 +133,16 @@ def _assert_alike(text: bytes, known: KnownTexts) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_cut_and_whole_replies_of_a_rollout_say_the_same(data: st.DataObject) -> None:
+def test_cut_and_whole_responses_of_a_rollout_say_the_same(data: st.DataObject) -> None:
     known = KnownTexts(capacity=data.draw(st.sampled_from([0, 1_500, 30_000])))
     prompt: list[int] = data.draw(_IDS)
     for _ in range(3):
-        _assert_alike(data.draw(_replies(prompt)), known)
+        _assert_alike(data.draw(_responses(prompt)), known)
         kept = data.draw(st.integers(0, len(prompt))) if not data.draw(st.integers(0, 3)) else len(prompt)
         prompt = prompt[:kept] + data.draw(_IDS)
 
 
-def _reply(prompt: str, ids: list[int] | None = None, **more: Any) -> bytes:
+def _response(prompt: str, ids: list[int] | None = None, **more: Any) -> bytes:
     ids = [7, 8] if ids is None else ids
     content = [{"token": "t", "logprob": -0.5, "bytes": [116], "top_logprobs": []} for _ in ids]
     choice = {
@@ -153,15 +153,15 @@ def _reply(prompt: str, ids: list[int] | None = None, **more: Any) -> bytes:
         "token_ids": ids,
         **more,
     }
-    reply = {"id": "x", "model": "m", "choices": [choice], "usage": {"completion_tokens": len(ids)}}
-    return orjson.dumps(reply)[:-1] + b',"prompt_token_ids":' + prompt.encode() + b"}"
+    response = {"id": "x", "model": "m", "choices": [choice], "usage": {"completion_tokens": len(ids)}}
+    return orjson.dumps(response)[:-1] + b',"prompt_token_ids":' + prompt.encode() + b"}"
 
 
 def test_what_an_engine_sends_is_cut() -> None:
     known = KnownTexts()
-    assert _assert_alike(_reply("[1,2]"), known)
-    assert _assert_alike(_reply("[1,2,7,8,9]"), known)
-    cut = BodyReader(known, "r").whole(_reply("[1,2]"))
+    assert _assert_alike(_response("[1,2]"), known)
+    assert _assert_alike(_response("[1,2,7,8,9]"), known)
+    cut = BodyReader(known, "r").whole(_response("[1,2]"))
     assert isinstance(cut.parsed["choices"][0]["logprobs"], PackedLogProbs)
     assert cut.parsed["choices"][0]["token_ids"] == [7, 8]
 
@@ -169,12 +169,12 @@ def test_what_an_engine_sends_is_cut() -> None:
 def test_a_prompt_is_read_from_where_it_goes_on_and_no_number_is_split() -> None:
     known = KnownTexts()
     for prompt in ("[1,2]", "[1,23]", "[1,2,3]", "[1,2,3]", "[1,2,3,4,5]", "[1]", "[1,2,3,4,5,6]"):
-        assert _assert_alike(_reply(prompt), known), prompt
+        assert _assert_alike(_response(prompt), known), prompt
 
 
 def test_what_is_no_array_of_ids_is_parsed_whole() -> None:
     known = KnownTexts()
-    _assert_alike(_reply("[1,2]"), known)
+    _assert_alike(_response("[1,2]"), known)
     odd = (
         "[1,2,]",
         "[1,2,,3]",
@@ -189,11 +189,11 @@ def test_what_is_no_array_of_ids_is_parsed_whole() -> None:
         "[01]",
     )
     for prompt in odd:
-        _assert_alike(_reply(prompt), known)
+        _assert_alike(_response(prompt), known)
 
 
 def test_generated_ids_that_are_booleans_are_refused_as_ever() -> None:
-    text = _reply("[1,2]").replace(b"[7,8]", b"[7,true]")
+    text = _response("[1,2]").replace(b"[7,8]", b"[7,true]")
     assert not _assert_alike(text, KnownTexts())
 
 
@@ -201,20 +201,20 @@ def test_a_key_that_is_like_one_of_ours_or_comes_twice_changes_nothing() -> None
     known = KnownTexts()
     twice = (b'"token_ids":[5],"token_ids":null,', b'"token_ids":"zz",', b'"logprobs":5,')
     for key in (b'"x\\"token_ids":[5],', b'"tok\\u0065n_ids":[5],', *twice):
-        _assert_alike(_reply("[1,2]").replace(b'"finish_reason"', key + b'"finish_reason"'), known)
-        _assert_alike(_reply("[1,2]").replace(b'"id":"x"', key + b'"id":"x"'), known)
+        _assert_alike(_response("[1,2]").replace(b'"finish_reason"', key + b'"finish_reason"'), known)
+        _assert_alike(_response("[1,2]").replace(b'"id":"x"', key + b'"id":"x"'), known)
 
 
 def test_a_token_that_looks_like_the_end_of_the_log_probabilities_is_no_end() -> None:
-    text = _reply("[1,2]").replace(b'"token":"t"', orjson.dumps({"token": '"top_logprobs":[]}]}'})[1:-1])
+    text = _response("[1,2]").replace(b'"token":"t"', orjson.dumps({"token": '"top_logprobs":[]}]}'})[1:-1])
     _assert_alike(text, KnownTexts())
-    raw = _reply("[1,2]").replace(b'"token":"t"', b'"token":"t","more":{"x":[{"top_logprobs":[]}]}')
+    raw = _response("[1,2]").replace(b'"token":"t"', b'"token":"t","more":{"x":[{"top_logprobs":[]}]}')
     _assert_alike(raw, KnownTexts())
 
 
 def test_text_that_is_no_utf_8_is_no_json_wherever_it_is() -> None:
     for place in (b'"token":"t"', b'"bytes":[116]'):
-        _assert_alike(_reply("[1,2]").replace(place, place + b',"x":"\xff"', 1), KnownTexts())
+        _assert_alike(_response("[1,2]").replace(place, place + b',"x":"\xff"', 1), KnownTexts())
 
 
 def test_what_is_known_of_prompts_takes_no_more_than_its_capacity() -> None:
@@ -228,8 +228,8 @@ def test_what_is_known_of_prompts_takes_no_more_than_its_capacity() -> None:
 def test_a_comma_right_after_the_bracket_is_refused_after_an_empty_prompt_too() -> None:
     for empty, then in (("[]", "[,1]"), ("[ ]", "[ ,1]")):
         known = KnownTexts()
-        _assert_alike(_reply(empty), known)
-        assert not _assert_alike(_reply(then), known)
+        _assert_alike(_response(empty), known)
+        assert not _assert_alike(_response(then), known)
 
 
 def test_an_event_of_which_nothing_is_hidden_keeps_its_lines() -> None:
@@ -246,29 +246,29 @@ def test_an_event_of_which_nothing_is_hidden_keeps_its_lines() -> None:
 
 def test_a_log_probability_that_nests_deeply_is_read_as_ever() -> None:
     for nested in (b"[" * 1000 + b"]" * 1000, b"[" * 5000 + b"]" * 5000):
-        read = BodyReader(KnownTexts(), "r").whole(_reply("[1,2]").replace(b"[116]", nested, 1))
+        read = BodyReader(KnownTexts(), "r").whole(_response("[1,2]").replace(b"[116]", nested, 1))
         assert (read.parsed is None) == (len(nested) > 2048)
 
 
 def test_an_id_that_is_a_text_is_compared_like_any_other() -> None:
     for name in (b'"id"', b'"token_id"'):
-        text = _reply("[1,2]").replace(b'"token":"t"', b'"token":"t",' + name + b':"none"')
+        text = _response("[1,2]").replace(b'"token":"t"', b'"token":"t",' + name + b':"none"')
         assert not _assert_alike(text, KnownTexts())
 
 
 def test_choices_that_come_twice_are_hidden_twice() -> None:
-    text = _reply("[1,2]").replace(b'"id":"x"', b'"choices":[{"message":{"reasoning":"so"},"logprobs":5}],"id":"x"')
+    text = _response("[1,2]").replace(b'"id":"x"', b'"choices":[{"message":{"reasoning":"so"},"logprobs":5}],"id":"x"')
     _assert_alike(text.replace(b'"logprobs":{"content":[{', b'"logprobes":{"content":[{'), KnownTexts())
 
 
 def test_log_probabilities_that_come_twice_are_not_taken_for_each_other() -> None:
     second = b'[]}],"content":[{"token":"token_id:9","logprob":-1,"top_logprobs":[]}]}'
-    text = _reply("[1,2]", [7]).replace(b"[]}]}", second)
+    text = _response("[1,2]", [7]).replace(b"[]}]}", second)
     assert not _assert_alike(text, KnownTexts())
 
 
 def test_ids_that_log_probabilities_name_as_floats_are_the_same_ids() -> None:
-    text = _reply("[1,2]", [7]).replace(b'"content":[{"token":"t"', b'"content": [{"token":"t","id":7.0')
+    text = _response("[1,2]", [7]).replace(b'"content":[{"token":"t"', b'"content": [{"token":"t","id":7.0')
     assert _assert_alike(text, KnownTexts())
     assert isinstance(_stored(BodyReader(KnownTexts(), "r").whole(text)), list)
 

@@ -86,7 +86,7 @@ async def test_a_call_is_announced_recorded_and_then_committed() -> None:
     assert stored.created_at > 0
 
 
-async def test_a_responses_reply_is_recorded_from_its_output_items() -> None:
+async def test_a_responses_response_is_recorded_from_its_output_items() -> None:
     sink = MemorySink()
     arrays = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
     call = {"type": "function_call", "name": "f", "arguments": '{ "a":1.0}', **arrays}
@@ -133,7 +133,7 @@ async def test_a_sink_without_intents_is_used_without_them() -> None:
         (chat(generation_log_probs=[-0.1, -9999.0]), "log_prob_placeholder: log probability 1 is -9999.0"),
     ],
 )
-async def test_a_reply_that_cannot_be_captured_marks_the_rollout_with_the_reason(
+async def test_a_response_that_cannot_be_captured_marks_the_rollout_with_the_reason(
     response: dict[str, Any], mark: str
 ) -> None:
     sink = MemorySink()

@@ -1,4 +1,4 @@
-"""Of the verdicts on a rollout that on its newest version counts, whenever each was recorded."""
+"""Of the outcomes on a rollout that on its newest version counts, whenever each was recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from token_id_capture.store.read.evidence import read_evidence
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[TokenCaptureStore]:
-    """Two rollouts, each frozen, marked and frozen again; then a verdict on the new state, then one on the old."""
+    """Two rollouts, each frozen, marked and frozen again; then a outcome on the new state, then one on the old."""
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await judge(store, "masked", "masked", "delivered")
         await judge(store, "delivered", "delivered", "masked")
@@ -63,7 +63,7 @@ async def test_the_database_itself_keeps_the_evidence(store: TokenCaptureStore) 
         assert connection.execute("DELETE FROM snapshots WHERE rollout_id = 'delivered'").rowcount == 2
 
 
-async def test_lists_and_views_show_the_verdict_on_the_newest_version(store: TokenCaptureStore) -> None:
+async def test_lists_and_views_show_the_outcome_on_the_newest_version(store: TokenCaptureStore) -> None:
     listed = {summary.rollout_id: summary.outcome for summary in await store.list_rollouts()}
     assert listed == {"masked": "masked", "delivered": "delivered"}
     assert [one.rollout_id for one in await store.list_rollouts(wanted=RolloutFilter(masked=True))] == ["masked"]
@@ -73,10 +73,10 @@ async def test_lists_and_views_show_the_verdict_on_the_newest_version(store: Tok
         assert dict(overview) == listed
         kept = connection.execute("SELECT DISTINCT rollout_id, outcome, judged_version FROM kept_evidence").fetchall()
         assert kept == [("masked", "masked", 2)]
-        assert [verdict.outcome for verdict in read_evidence(connection, "masked").verdicts] == ["delivered", "masked"]
+        assert [outcome.outcome for outcome in read_evidence(connection, "masked").outcomes] == ["delivered", "masked"]
 
 
-async def test_reports_and_housekeeping_count_the_verdict_on_the_newest_version(store: TokenCaptureStore) -> None:
+async def test_reports_and_housekeeping_count_the_outcome_on_the_newest_version(store: TokenCaptureStore) -> None:
     with read_only(store.database) as connection:
         assert [one.rollout_id for one in history.kept_evidence(connection, 10)] == ["masked"]
         counted = {(count.outcome, count.rollouts) for count in history.outcome_counts(connection, 0.0, 1e12)}
@@ -85,7 +85,7 @@ async def test_reports_and_housekeeping_count_the_verdict_on_the_newest_version(
     assert find_old(store.database, older_than_seconds=-60).evidence == ("masked",)
 
 
-async def test_a_verdict_on_an_older_version_that_repeats_itself_is_recorded_once(store: TokenCaptureStore) -> None:
+async def test_a_outcome_on_an_older_version_that_repeats_itself_is_recorded_once(store: TokenCaptureStore) -> None:
     [older, newer] = (await store.describe_rollout("masked")).outcomes
     snapshot = await store.freeze("masked")
     for seen in (older, newer, older):

@@ -11,7 +11,7 @@ import pytest
 from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.lock import WriterLock
 
 
 def entry(model_call_id: str) -> TokenEntry:
@@ -76,7 +76,7 @@ async def test_a_process_with_a_removed_database_leaves_the_new_one_alone(tmp_pa
 
 
 def test_a_removed_lock_file_lets_nobody_in_beside_the_one_who_is_there(tmp_path: Path) -> None:
-    first, second = Gate(tmp_path / "captures.db"), Gate(tmp_path / "captures.db")
+    first, second = WriterLock(tmp_path / "captures.db"), WriterLock(tmp_path / "captures.db")
     with first:
         pass
     os.unlink(tmp_path / "captures.db.lock")

@@ -1,6 +1,6 @@
 """Why a rollout is masked, in sentences, from what is stored of it. Pure: nothing is read or written.
 
-Read it in this order: ``call_tree`` (where each call stands), ``departures`` (where a prompt does
+Read it in this order: ``call_tree`` (where each call stands), ``divergences`` (where a prompt does
 not continue the history, as facts), ``causes`` (what that looks like), ``wording`` (both in sentences),
 ``remedies`` (what to do about each recorded reason), ``explain`` (all of it together, from what
 ``stored`` holds).
@@ -8,7 +8,7 @@ not continue the history, as facts), ``causes`` (what that looks like), ``wordin
 
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import Cause, Suspicion, suspect
-from token_id_capture.explanation.divergences import Decode, Departure, Span, departing, find_departure
+from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, Span, departing, explain_divergence
 from token_id_capture.explanation.explain import Explanation, Finding, explain
 from token_id_capture.explanation.stored import AsItStands, Flag, OpenCall, Recorded, StoredRollout
 
@@ -17,7 +17,7 @@ __all__ = [
     "CallTree",
     "Cause",
     "Decode",
-    "Departure",
+    "ExplainedDivergence",
     "Explanation",
     "Finding",
     "Flag",
@@ -31,7 +31,7 @@ __all__ = [
     "call_tree",
     "departing",
     "explain",
-    "find_departure",
+    "explain_divergence",
     "numbers",
     "suspect",
 ]

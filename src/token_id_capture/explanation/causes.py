@@ -1,4 +1,4 @@
-"""What a departure looks like, decided by its facts, and what can be done about it. Pure."""
+"""What a divergence looks like, decided by its facts, and what can be done about it. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from token_id_capture.explanation.divergences import SHORT_SPAN, Departure
+from token_id_capture.explanation.divergences import SHORT_SPAN, ExplainedDivergence
 
 # A conversation that shares less than this part of a first prompt does not share its system prompt.
 _OWN_SYSTEM_PROMPT: Final = 0.15
@@ -54,28 +54,28 @@ CAUSE_REMEDIES: Final[dict[Cause, str]] = {
 }
 
 
-def suspect(departure: Departure, lost_calls: int) -> Suspicion:
+def suspect(divergence: ExplainedDivergence, lost_calls: int) -> Suspicion:
     """The cause that fits the facts best; ``lost_calls`` is how many the rollout is known to have lost."""
-    if departure.sampled_by is not None:
-        return _in_an_answer(departure, lost_calls)
-    return _in_a_prompt(departure)
+    if divergence.sampled_by is not None:
+        return _in_an_answer(divergence, lost_calls)
+    return _in_a_prompt(divergence)
 
 
-def _in_an_answer(departure: Departure, lost_calls: int) -> Suspicion:
-    span = departure.span
-    left = departure.earlier.length - departure.position
+def _in_an_answer(divergence: ExplainedDivergence, lost_calls: int) -> Suspicion:
+    span = divergence.span
+    left = divergence.earlier.length - divergence.position
     if span is not None and span.same_text:
-        return Suspicion(Cause.RETOKENIZATION, f"{_span(departure)}, and both read the same", certain=True)
+        return Suspicion(Cause.RETOKENIZATION, f"{_span(divergence)}, and both read the same", certain=True)
     if span is not None and (span.same_text is False or not span.is_short):
         return Suspicion(
             Cause.EDITED_HISTORY,
-            f"{_span(departure)}, and then both agree again, so a part of the answer was changed or left out",
+            f"{_span(divergence)}, and then both agree again, so a part of the answer was changed or left out",
             certain=span.same_text is False,
         )
     if span is not None:
-        return Suspicion(Cause.RETOKENIZATION, f"{_span(departure)}, and then both agree again")
-    if _restarts(departure):
-        return _compaction(departure)
+        return Suspicion(Cause.RETOKENIZATION, f"{_span(divergence)}, and then both agree again")
+    if _restarts(divergence):
+        return _compaction(divergence)
     if left == 1:
         return Suspicion(
             Cause.RETOKENIZATION,
@@ -88,46 +88,46 @@ def _in_an_answer(departure: Departure, lost_calls: int) -> Suspicion:
             "another answer stands where the captured one was, and of this rollout "
             f"{'a call was' if lost_calls == 1 else f'{lost_calls} calls were'} lost",
         )
-    if left <= SHORT_SPAN and not departure.decoded:
+    if left <= SHORT_SPAN and not divergence.decoded:
         return Suspicion(Cause.RETOKENIZATION, f"only the last {left} tokens of the answer differ")
     return Suspicion(Cause.EDITED_HISTORY, "from there on the prompt has nothing in common with the captured answer")
 
 
-def _in_a_prompt(departure: Departure) -> Suspicion:
-    span = departure.span
+def _in_a_prompt(divergence: ExplainedDivergence) -> Suspicion:
+    span = divergence.span
     if span is not None and span.same_text:
-        return Suspicion(Cause.RETOKENIZATION, f"{_span(departure)}, and both read the same", certain=True)
+        return Suspicion(Cause.RETOKENIZATION, f"{_span(divergence)}, and both read the same", certain=True)
     if span is not None:
         return Suspicion(
             Cause.EDITED_HISTORY,
-            f"{_span(departure)}, and then both agree again, so an earlier message was changed",
+            f"{_span(divergence)}, and then both agree again, so an earlier message was changed",
             certain=span.same_text is False,
         )
-    if departure.position < _OWN_SYSTEM_PROMPT * departure.root_prompt_length:
+    if divergence.position < _OWN_SYSTEM_PROMPT * divergence.root_prompt_length:
         return Suspicion(
             Cause.SEPARATE_AGENT,
-            f"they share only the first {departure.position:,} of the {departure.root_prompt_length:,} tokens with "
+            f"they share only the first {divergence.position:,} of the {divergence.root_prompt_length:,} tokens with "
             "which the other conversation began, so even the system prompt is another one",
         )
-    if _restarts(departure):
-        return _compaction(departure)
+    if _restarts(divergence):
+        return _compaction(divergence)
     return Suspicion(Cause.EDITED_HISTORY, "an earlier message, which nobody sampled, is another one from there on")
 
 
-def _restarts(departure: Departure) -> bool:
-    return len(departure.call.entry.prompt_token_ids) < departure.longest_before
+def _restarts(divergence: ExplainedDivergence) -> bool:
+    return len(divergence.call.entry.prompt_token_ids) < divergence.longest_before
 
 
-def _compaction(departure: Departure) -> Suspicion:
+def _compaction(divergence: ExplainedDivergence) -> Suspicion:
     return Suspicion(
         Cause.COMPACTION,
-        f"the beginning is the same, but the prompt has only {len(departure.call.entry.prompt_token_ids):,} tokens "
-        f"where the conversation had already reached {departure.longest_before:,}",
+        f"the beginning is the same, but the prompt has only {len(divergence.call.entry.prompt_token_ids):,} tokens "
+        f"where the conversation had already reached {divergence.longest_before:,}",
     )
 
 
-def _span(departure: Departure) -> str:
-    span = departure.span
+def _span(divergence: ExplainedDivergence) -> str:
+    span = divergence.span
     assert span is not None
     if not span.added:
         return f"{_tokens(span.removed, 'is', 'are')} missing there"

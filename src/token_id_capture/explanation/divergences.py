@@ -46,7 +46,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class ExplainedDivergence:
     """A prompt that does not continue ``earlier``; ``continues`` is the call that it does continue.
 
     ``position`` counts from 0 in the sequence of ``earlier`` and is the first that differs;
@@ -82,11 +82,11 @@ def departing(tree: CallTree, divergence: Divergence) -> tuple[PlacedCall, Place
     return call, earlier, earlier.sequence.common_prefix_length(call.entry.prompt_token_ids)
 
 
-def find_departure(tree: CallTree, divergence: Divergence, decode: Decode | None = None) -> Departure:
+def explain_divergence(tree: CallTree, divergence: Divergence, decode: Decode | None = None) -> ExplainedDivergence:
     """What the calls tell about a divergence that the builder noted."""
     call, earlier, position = departing(tree, divergence)
     sequence, prompt = earlier.sequence, call.entry.prompt_token_ids
-    return Departure(
+    return ExplainedDivergence(
         call=call,
         earlier=earlier,
         continues=call.parent,

@@ -1,4 +1,4 @@
-"""From what is stored of a rollout to sentences: the verdict, what led to it, and what to do. Pure.
+"""From what is stored of a rollout to sentences: the outcome, what led to it, and what to do. Pure.
 
 The consumer decides, on what a freeze would give now; nothing is decided here a second time, and
 nothing is frozen or recorded.
@@ -16,7 +16,7 @@ from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.errors import TokenCaptureError
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
-from token_id_capture.explanation.divergences import Decode, Departure, find_departure
+from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, explain_divergence
 from token_id_capture.explanation.remedies import (
     CALLED_AND_LOST,
     CALLED_AND_REFUSED,
@@ -27,7 +27,7 @@ from token_id_capture.explanation.remedies import (
 from token_id_capture.explanation.stored import AsItStands, Recorded, StoredRollout
 from token_id_capture.protocols import TokenCaptureSnapshot
 
-SHOWN_DEPARTURES: Final = 5
+SHOWN_DIVERGENCES: Final = 5
 
 _FORBIDDING: Final = ("masked", "failed", "released")
 
@@ -44,24 +44,24 @@ class Finding:
     what: str
     remedy: str
     calls: tuple[tuple[str, str], ...] = ()
-    departures: tuple[tuple[Departure, Suspicion], ...] = ()
-    more_departures: int = 0
+    divergences: tuple[tuple[ExplainedDivergence, Suspicion], ...] = ()
+    more_divergences: int = 0
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What to do: about each cause of its departures, else about the reason itself."""
-        causes = dict.fromkeys(suspicion.cause for _, suspicion in self.departures)
+        """What to do: about each cause of its divergences, else about the reason itself."""
+        causes = dict.fromkeys(suspicion.cause for _, suspicion in self.divergences)
         return tuple(CAUSE_REMEDIES[cause] for cause in causes) or tuple(filter(None, [self.remedy]))
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a rollout is what it is. ``verdict`` is deliverable, masked, failed or retired."""
+    """Why a rollout is what it is. ``outcome`` is deliverable, masked, failed or retired."""
 
     rollout_id: str
     state: str
     version: int
-    verdict: str
+    outcome: str
     headline: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -95,11 +95,11 @@ def _explain_retired(rollout: StoredRollout) -> Explanation:
     latest = rollout.recorded[-1] if rollout.recorded else None
     end = "It is retired, and its captures are deleted"
     if latest is None:
-        headline = f"{end}; no verdict was recorded."
+        headline = f"{end}; no outcome was recorded."
     elif latest.outcome == "delivered":
         headline = f"{end}: it was delivered, unmasked."
     else:
-        headline = f"{end}; the last that was recorded of it is: {_verdict(latest)}."
+        headline = f"{end}; the last that was recorded of it is: {_outcome(latest)}."
     findings = () if latest is None or latest.outcome == "delivered" else tuple(_recorded_findings(latest))
     notes = tuple(_late(rollout))
     return Explanation(
@@ -128,13 +128,13 @@ def _headline(rollout: StoredRollout, built: Mapping[str, Any]) -> str:
     if rollout.state == "open":
         return f"It is open. Frozen now, it would be {fate}."
     if latest is None:
-        return f"It is frozen, and nobody has recorded a verdict. Built now, it would be {fate}."
+        return f"It is frozen, and nobody has recorded a outcome. Built now, it would be {fate}."
     if latest.outcome == "delivered" and not built["mask_sample"]:
         return f"It was delivered, and is {fate}."
-    return f"It is frozen. The latest verdict is: {_verdict(latest)}."
+    return f"It is frozen. The latest outcome is: {_outcome(latest)}."
 
 
-def _verdict(recorded: Recorded) -> str:
+def _outcome(recorded: Recorded) -> str:
     return recorded.outcome + (f", {recorded.reason}" if recorded.reason else "")
 
 
@@ -144,7 +144,7 @@ def _contradictions(rollout: StoredRollout, built: Mapping[str, Any]) -> Iterato
         return
     if latest.version < rollout.snapshot.version:
         yield (
-            f"The verdict is on version {latest.version}; marks since then have raised it to "
+            f"The outcome is on version {latest.version}; marks since then have raised it to "
             f"{rollout.snapshot.version}."
         )
     agree = (latest.outcome == "delivered") != built["mask_sample"]
@@ -162,7 +162,7 @@ def _findings(
             yield _finding(code)
             yield from _flag_findings(rollout)
         elif code in (reasons.MULTIPLE_ROOTS, reasons.MULTIPLE_CHAINS) and tree is not None:
-            yield _with_departures(rollout, code, tree, decode)
+            yield _with_divergences(rollout, code, tree, decode)
         elif code == reasons.UNRESOLVED_RETRY and tree is not None:
             yield _finding(code, tree.output.notes.unresolved_retries)
         elif code == reasons.ABORTED_CALL and tree is not None:
@@ -201,24 +201,24 @@ def _flag_findings(rollout: StoredRollout) -> Iterator[Finding]:
         yield Finding(reasons.CALL_LOST, *_words(reasons.CALL_LOST), tuple(lost))
 
 
-def _with_departures(rollout: StoredRollout, code: str, tree: CallTree, decode: Decode | None) -> Finding:
+def _with_divergences(rollout: StoredRollout, code: str, tree: CallTree, decode: Decode | None) -> Finding:
     of_roots = code == reasons.MULTIPLE_ROOTS
     wanted: list[Divergence] = [
-        divergence for divergence in tree.output.notes.divergences if (divergence.parent_call_id is None) == of_roots
+        noted for noted in tree.output.notes.divergences if (noted.parent_call_id is None) == of_roots
     ]
-    shown = [find_departure(tree, divergence, decode) for divergence in wanted[:SHOWN_DEPARTURES]]
+    shown = [explain_divergence(tree, noted, decode) for noted in wanted[:SHOWN_DIVERGENCES]]
     lost = len({flag.model_call_id for flag in rollout.flags} | {call.model_call_id for call in rollout.open_calls})
     return Finding(
         code,
         *_words(code),
-        calls=tuple((departure.call.entry.model_call_id, "") for departure in shown),
-        departures=tuple((departure, suspect(departure, lost)) for departure in shown),
-        more_departures=len(wanted) - len(shown),
+        calls=tuple((divergence.call.entry.model_call_id, "") for divergence in shown),
+        divergences=tuple((divergence, suspect(divergence, lost)) for divergence in shown),
+        more_divergences=len(wanted) - len(shown),
     )
 
 
 def _recorded_findings(recorded: Recorded) -> Iterator[Finding]:
-    """What a verdict says by itself, for where the captures cannot be asked any more."""
+    """What a outcome says by itself, for where the captures cannot be asked any more."""
     first = [recorded.reason] if recorded.reason else []
     details: dict[str, str] = {}
     for reason in (*first, *recorded.all_reasons):

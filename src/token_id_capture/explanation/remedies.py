@@ -18,13 +18,13 @@ REMEDIES: Final[dict[str, str]] = {
     reasons.CALL_LOST: f"{_AGAIN} tokcap doctor tells which process lost the call and whether it still runs; its log "
     "of that time says why. If it was cut off and not killed, give the harness and every proxy on the way more time.",
     reasons.CAPTURE_FAILED: f"{_AGAIN} The server's log has the traceback. If it happens again, it is a fault of this "
-    "package: report it with the reply that caused it.",
+    "package: report it with the response that caused it.",
     reasons.CONFLICTING_PAYLOAD: "Find who stores one call twice. Every request needs a call id of its own, retries "
     "included; within a server current_capture_context() has it.",
     reasons.ID_MISMATCH: "Store an entry within the request that it belongs to, under the ids of "
     "current_capture_context().",
-    reasons.INVALID_TOKENS: "Look at the engine's reply: exactly one item has to carry prompt ids, generated ids and "
-    "log probabilities, all three and whole. A newer engine, or another parser, often mends it.",
+    reasons.INVALID_TOKENS: "Look at the engine's response: exactly one item has to carry prompt ids, generated ids "
+    "and log probabilities, all three and whole. A newer engine, or another parser, often mends it.",
     reasons.LOG_PROB_PLACEHOLDER: "Engines send it for a sampled token whose probability they cut to zero, as with "
     "processed log probabilities and top-k or top-p, or for one that they know nothing of. Ask for raw log "
     "probabilities, or sample without the cut.",
@@ -35,8 +35,8 @@ REMEDIES: Final[dict[str, str]] = {
     "call went to it through the gateway, which asks for them.",
     reasons.STORE_FAILED: "tokcap doctor tells how the file is. A full disk is the usual cause: free some space, and "
     "run the rollout again under a new id.",
-    reasons.TOKEN_COUNT_MISMATCH: "Some of the reply's tokens got lost within the engine, usually in the streaming of "
-    "its tool or reasoning parser. Update the engine, switch that parser off, or do not stream.",
+    reasons.TOKEN_COUNT_MISMATCH: "Some of the response's tokens got lost within the engine, usually in the streaming "
+    "of its tool or reasoning parser. Update the engine, switch that parser off, or do not stream.",
     reasons.UNCAPTURED_ENDPOINT: "Let the harness use chat completions or completions; if the call is none that is to "
     "be trained on, send it to a URL without the rollout's prefix.",
     reasons.UNKNOWN_OUTCOME: f"{_AGAIN} The engine's log of that time says why it failed, or why it took too long.",

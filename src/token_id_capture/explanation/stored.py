@@ -27,7 +27,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A verdict that was recorded. ``all_reasons`` have their particulars, as in a build."""
+    """A outcome that was recorded. ``all_reasons`` have their particulars, as in a build."""
 
     version: int
     outcome: str

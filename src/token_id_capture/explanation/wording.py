@@ -7,7 +7,7 @@ from typing import Final
 
 from token_id_capture.explanation.call_tree import PlacedCall
 from token_id_capture.explanation.causes import Cause, Suspicion
-from token_id_capture.explanation.divergences import Departure
+from token_id_capture.explanation.divergences import ExplainedDivergence
 
 Name = Callable[[PlacedCall], str]
 """What a call is called in the middle of a sentence."""
@@ -26,9 +26,9 @@ def by_number(call: PlacedCall) -> str:
     return f"call {call.number}"
 
 
-def which_departs(departure: Departure, name: Name = by_number) -> str:
+def which_departs(divergence: ExplainedDivergence, name: Name = by_number) -> str:
     """Which call continues what, and what not."""
-    call, earlier, continues = departure.call, departure.earlier, departure.continues
+    call, earlier, continues = divergence.call, divergence.earlier, divergence.continues
     if continues is None:
         said = f"{name(call)} continues no earlier call. The closest is {name(earlier)}."
     else:
@@ -36,15 +36,15 @@ def which_departs(departure: Departure, name: Name = by_number) -> str:
     return said[0].upper() + said[1:]
 
 
-def where_it_departs(departure: Departure, name: Name = by_number) -> str:
+def where_it_departs(divergence: ExplainedDivergence, name: Name = by_number) -> str:
     """The first position that differs, without a full stop, for the ids may follow."""
-    if departure.sampled_by is None:
+    if divergence.sampled_by is None:
         place = "in its prompt"
-    elif departure.sampled_by is departure.earlier:
+    elif divergence.sampled_by is divergence.earlier:
         place = "in what it generated"
     else:
-        place = f"in what {name(departure.sampled_by)} had generated"
-    return f"They differ first at position {departure.position:,} of {departure.earlier.length:,}, {place}"
+        place = f"in what {name(divergence.sampled_by)} had generated"
+    return f"They differ first at position {divergence.position:,} of {divergence.earlier.length:,}, {place}"
 
 
 def what_it_looks_like(suspicion: Suspicion) -> str:

@@ -28,8 +28,8 @@ def why_masked(evidence: Evidence, built: Build) -> str | None:
     """
     if built[MASK_SAMPLE_KEY]:
         return str(built["reason"])
-    if evidence.verdicts and evidence.verdicts[-1].outcome in ("masked", "failed"):
-        return evidence.verdicts[-1].reason or evidence.verdicts[-1].outcome
+    if evidence.outcomes and evidence.outcomes[-1].outcome in ("masked", "failed"):
+        return evidence.outcomes[-1].reason or evidence.outcomes[-1].outcome
     return None
 
 
@@ -81,5 +81,5 @@ def _rollout(evidence: Evidence) -> Row:
         "snapshot_id": evidence.snapshot.snapshot_id or None,
         "version": evidence.snapshot.version,
         "state": evidence.state,
-        "outcome": evidence.verdicts[-1].outcome if evidence.verdicts else None,
+        "outcome": evidence.outcomes[-1].outcome if evidence.outcomes else None,
     }

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from token_id_capture import reasons
-from token_id_capture.cli.options import existing_store, report
-from token_id_capture.cli.output.row_format import RowFormat
 from token_id_capture.consumer import (
     MASK_SAMPLE_KEY,
     SNAPSHOT_KEY,
@@ -37,6 +35,7 @@ from token_id_capture.delivery import (
 from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
 from token_id_capture.finalize.line_reader import LineReader
 from token_id_capture.finalize.row_file import RowFile
+from token_id_capture.finalize.row_format import RowFormat
 from token_id_capture.finalize.rows import (
     RolloutLine,
     read_line,
@@ -46,6 +45,7 @@ from token_id_capture.finalize.rows import (
 )
 from token_id_capture.finalize.sources import CarriedTokens, WatchedStore
 from token_id_capture.finalize.totals import Totals
+from token_id_capture.store import TokenCaptureStore
 
 # Each rollout in flight holds its tokens and its row in memory; the store commits what waits together.
 IN_FLIGHT: Final = 16
@@ -53,9 +53,8 @@ IN_FLIGHT: Final = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of the command."""
+    """What to write where, and when to stop."""
 
-    database: str
     output: Path
     row_format: RowFormat
     retire: bool
@@ -65,15 +64,19 @@ class Plan:
 
 
 class Finalizer:
-    """One run of the command. ``show`` is told how many bytes of the input are done."""
+    """One run over ``store``. ``show`` gets the number of input bytes that are done, ``report`` each
+    line about a single record."""
 
-    def __init__(self, plan: Plan, show: Callable[[int], None]) -> None:
+    def __init__(
+        self, plan: Plan, store: TokenCaptureStore, show: Callable[[int], None], report: Callable[[str], None]
+    ) -> None:
         self._plan = plan
         self._show = show
+        self._report = report
         self._totals = Totals()
         self._line_of: dict[str, int] = {}
-        self._store = existing_store(plan.database)
-        self._source = WatchedStore(self._store)
+        self._store = store
+        self._source = WatchedStore(store)
         self._rows: RowFile
 
     async def run(self, stream: BinaryIO) -> Totals:
@@ -123,7 +126,7 @@ class Finalizer:
                 raise ValueError(f"rollout {line.rollout_id!r} stands in line {first} already")
         except ValueError as error:
             self._totals.refused += 1
-            report(f"line {number} is refused: {error}")
+            self._report(f"line {number} is refused: {error}")
             return None
         return line
 
@@ -185,10 +188,10 @@ class Finalizer:
         self._totals.reasons[built["reason"]] += 1
         if line.rollout_id in self._source.failures:
             self._totals.not_frozen += 1
-            report(f"line {line.number}: its row is masked: {self._source.failures[line.rollout_id]}")
+            self._report(f"line {line.number}: its row is masked: {self._source.failures[line.rollout_id]}")
         elif built["reason"] == reasons.NOTHING_RECORDED and not built[SNAPSHOT_KEY]["snapshot_id"]:
             self._totals.unknown += 1
-            report(
+            self._report(
                 f"line {line.number}: no rollout {line.rollout_id!r} is in this database, so its row is masked: "
                 "check the id and --database"
             )
@@ -237,7 +240,7 @@ class Finalizer:
 
     def _not_retired(self, line: RolloutLine, why: str) -> None:
         self._totals.not_retired += 1
-        report(
+        self._report(
             f"line {line.number}: rollout {line.rollout_id!r} was not retired, for {why}; "
             f"see tokcap show {line.rollout_id}"
         )

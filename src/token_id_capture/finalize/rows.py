@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from token_id_capture.cli.output.row_format import RowFormat
 from token_id_capture.delivery import MASK_SAMPLE_KEY, TOKEN_CAPTURE_KEY, rollout_carries_token_ids
+from token_id_capture.finalize.row_format import RowFormat
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
 _NO_SNAPSHOT: Final = {"snapshot_id": "", "version": 0}

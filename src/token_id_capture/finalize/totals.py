@@ -1,13 +1,10 @@
-"""What ``tokcap finalize`` counted, and what that means for its exit code."""
+"""What a run of finalize counted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from token_id_capture.cli.options import EXIT_PARTIAL
-from token_id_capture.cli.output.units import plural
 
 
 @dataclass
@@ -29,38 +26,10 @@ class Totals:
     signal: int = 0
 
     @property
-    def exit_code(self) -> int:
-        """0 if everything was done, 128 + the signal after one, else 1."""
-        if self.signal:
-            return 128 + self.signal
-        failed = self.refused or self.unknown or self.not_frozen or self.not_retired or self.stopped
-        return EXIT_PARTIAL if failed else 0
+    def complete(self) -> bool:
+        """Whether every line was handled and every rollout that should be retired is."""
+        return not (self.refused or self.unknown or self.not_frozen or self.not_retired or self.stopped)
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The counts as JSON values."""
         return {**asdict(self), "reasons": dict(self.reasons.most_common())}
-
-    def summary(self) -> list[str]:
-        """For a person: what was done, why rows were masked, why it stopped."""
-        done = [
-            f"{plural(self.written, 'row')} written, {self.masked:,} of them masked",
-            *_unless_zero(self.already_there, "there already"),
-            *_unless_zero(self.retired, "retired"),
-            *_unless_zero(self.refused, "refused"),
-            *_unless_zero(self.unknown, "unknown"),
-            *_unless_zero(self.not_frozen, "not frozen"),
-            *_unless_zero(self.not_retired, "not retired"),
-        ]
-        return [", ".join(done), *(self.stopping() if self.stopped else self.histogram())]
-
-    def stopping(self) -> list[str]:
-        """Why the run ended early, with the reasons of the masked rows, the most frequent first."""
-        return [self.stopped, *self.histogram()] if self.stopped else []
-
-    def histogram(self) -> list[str]:
-        """The reasons of the masked rows of this run, the most frequent first."""
-        return [f"{count:>6} masked: {reason}" for reason, count in self.reasons.most_common()]
-
-
-def _unless_zero(count: int, what: str) -> list[str]:
-    return [f"{count:,} {what}"] if count else []

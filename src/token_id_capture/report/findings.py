@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from token_id_capture.explanation import CallTree, Decode, Departure, Explanation, Finding, PlacedCall, Suspicion
+from token_id_capture.explanation import (
+    CallTree,
+    Decode,
+    ExplainedDivergence,
+    Explanation,
+    Finding,
+    PlacedCall,
+    Suspicion,
+)
 from token_id_capture.explanation.wording import what_it_looks_like, where_it_departs, which_departs
 from token_id_capture.tokens import TokenIds
 
@@ -37,7 +45,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownDeparture:
+class ShownDivergence:
     """Where a prompt departs from an earlier call, and what that looks like."""
 
     what: str
@@ -56,8 +64,8 @@ class ShownFinding:
     remedies: tuple[str, ...]
     concerns: tuple[Concern, ...]
     more_concerns: int
-    departures: tuple[ShownDeparture, ...]
-    more_departures: int
+    divergences: tuple[ShownDivergence, ...]
+    more_divergences: int
 
 
 def shown_findings(explained: Explanation, decode: Decode | None) -> Iterator[ShownFinding]:
@@ -67,10 +75,10 @@ def shown_findings(explained: Explanation, decode: Decode | None) -> Iterator[Sh
             reason=finding.reason,
             what=finding.what,
             remedies=finding.remedies,
-            concerns=() if finding.departures else tuple(_concerns(finding, explained.tree)),
-            more_concerns=0 if finding.departures else max(0, len(finding.calls) - _SHOWN_CALLS),
-            departures=tuple(_departure(*pair, decode) for pair in finding.departures),
-            more_departures=finding.more_departures,
+            concerns=() if finding.divergences else tuple(_concerns(finding, explained.tree)),
+            more_concerns=0 if finding.divergences else max(0, len(finding.calls) - _SHOWN_CALLS),
+            divergences=tuple(_divergence(*pair, decode) for pair in finding.divergences),
+            more_divergences=finding.more_divergences,
         )
 
 
@@ -80,14 +88,14 @@ def _concerns(finding: Finding, tree: CallTree | None) -> Iterator[Concern]:
         yield Concern(call_id, numbers.get(call_id), particulars)
 
 
-def _departure(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> ShownDeparture:
-    return ShownDeparture(
-        what=which_departs(departure),
-        where=f"{where_it_departs(departure)}.",
-        cut=departure.position > len(departure.expected()[0]),
+def _divergence(divergence: ExplainedDivergence, suspicion: Suspicion, decode: Decode | None) -> ShownDivergence:
+    return ShownDivergence(
+        what=which_departs(divergence),
+        where=f"{where_it_departs(divergence)}.",
+        cut=divergence.position > len(divergence.expected()[0]),
         sides=(
-            _side(departure.earlier, departure.expected(), decode),
-            _side(departure.call, departure.found(), decode),
+            _side(divergence.earlier, divergence.expected(), decode),
+            _side(divergence.call, divergence.found(), decode),
         ),
         cause=what_it_looks_like(suspicion),
     )

@@ -86,16 +86,16 @@ def rollout_page(
 
 
 def _badge(evidence: Evidence, explained: Explanation) -> tuple[str, str]:
-    latest = evidence.verdicts[-1].outcome if evidence.verdicts else None
-    if explained.verdict == "retired":
+    latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
+    if explained.outcome == "retired":
         return ("handed on" if latest == "delivered" else "let go"), "quiet"
     if evidence.state == "open":
         return "open", "running"
     if latest in ("masked", "failed"):
         return _BADGES[latest]
-    if latest == "delivered" and explained.verdict == "deliverable":
+    if latest == "delivered" and explained.outcome == "deliverable":
         return _BADGES["delivered"]
-    return _BADGES[explained.verdict]
+    return _BADGES[explained.outcome]
 
 
 def _summary(evidence: Evidence, tree: CallTree | None) -> str:
@@ -113,7 +113,7 @@ def _summary(evidence: Evidence, tree: CallTree | None) -> str:
 
 
 def _farewell(evidence: Evidence) -> str:
-    latest = evidence.verdicts[-1].outcome if evidence.verdicts else None
+    latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
     what = "handed on, and then deleted here" if latest == "delivered" else "deleted by an administrator"
     return f"What was captured of it was {what}, so there are no calls and no tokens to show."
 
@@ -135,7 +135,7 @@ def _facts(evidence: Evidence, tree: CallTree | None) -> Iterator[tuple[str, str
         yield "sampled tokens", f"{sum(len(call.entry.generation_token_ids) for call in calls):,}"
         yield "longest sequence", f"{max(call.length for call in calls):,} tokens"
     else:
-        yield from _recorded_facts(evidence.verdicts[-1].metrics if evidence.verdicts else {})
+        yield from _recorded_facts(evidence.outcomes[-1].metrics if evidence.outcomes else {})
     models = dict.fromkeys(call.entry.model for call in calls if call.entry.model)
     if models:
         yield "model", ", ".join(models)

@@ -99,8 +99,8 @@ def _events(evidence: Evidence, tree: CallTree | None) -> Iterable[tuple[str, It
     yield (
         "outcomes",
         (
-            Event(verdict.recorded_at, verdict.outcome, f"{verdict.outcome} {verdict.reason}".strip())
-            for verdict in evidence.verdicts
+            Event(outcome.recorded_at, outcome.outcome, f"{outcome.outcome} {outcome.reason}".strip())
+            for outcome in evidence.outcomes
         ),
     )
     yield (

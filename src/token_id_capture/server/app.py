@@ -54,17 +54,17 @@ def create_app(
     Raises:
         ConfigurationError: the upstream is no URL, or the engine is unknown.
     """
-    strategy = make_engine(engine) if isinstance(engine, str) else engine
+    adapter = make_engine(engine) if isinstance(engine, str) else engine
     connections = Upstream(
         upstream,
         connect_timeout=connect_timeout,
         read_timeout=read_timeout,
         api_key=upstream_api_key,
-        keep_alive=keeps_connections(strategy),
+        keep_alive=keeps_connections(adapter),
     )
     gateway = Gateway(
         connections,
-        strategy,
+        adapter,
         body_limit=body_limit,
         client_timeout=client_timeout,
         options=CaptureOptions(drain_seconds, log_probs_mode, streaming, tokenize_prompts, session_headers),

@@ -1,11 +1,11 @@
-"""One captured generation: from the intent that is registered to the reply that is answered.
+"""One captured generation: from the intent that is registered to the response that is answered.
 
 ::
 
     open intent -> engine ->  not reached, 4xx     refuse the intent
                               3xx                  mark: the client may ask elsewhere
                               5xx, silence, break  mark; the intent stays open
-                              a whole reply        put the entries, then answer
+                              a whole response        put the entries, then answer
                               a stream             pass events on; put the entries before the end
 """
 
@@ -23,16 +23,16 @@ from starlette.datastructures import Headers
 from token_id_capture import reasons
 from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
-from token_id_capture.server.http.exchange import Exchanges, Reply, header, redirection
+from token_id_capture.server.http.exchange import Exchanges, Response, header, redirection
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.prompt_ids import add_prompt_ids
-from token_id_capture.server.stream import StreamedReply
+from token_id_capture.server.stream import StreamedResponse
 from token_id_capture.server.wire.entries import SESSION_HEADERS, CapturedRequest, NotCapturableError, entries_from
 from token_id_capture.server.wire.fast_parse import BodyReader
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.redaction import client_view
 from token_id_capture.server.wire.request import CallBody, Streaming
-from token_id_capture.server.wire.response import ServedReply, read_reply
+from token_id_capture.server.wire.response import EngineResponse, read_response
 from token_id_capture.server.wire.synthesis import EVENT_STREAM, event_stream
 from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
 
@@ -46,7 +46,7 @@ class CaptureOptions:
     """How calls are captured.
 
     ``drain_seconds`` is how long the engine may still take to finish a call whose client hung up.
-    ``log_probs_mode`` is what the engine was started with (such as ``raw_logprobs``); no reply says
+    ``log_probs_mode`` is what the engine was started with (such as ``raw_logprobs``); no response says
     it, so it is stored as told here. ``tokenize_prompts`` allows further requests to engines that
     tell a prompt's ids only through their tokenizer. ``session_headers`` are the request headers
     that are stored, in lower case.
@@ -100,42 +100,42 @@ class CapturedCall:
             await self._failed(error)
 
     async def _serve(self, limit: HangUpLimit) -> None:
-        async with self._upstream.open(self._client.scope, self._sent.pop(), plain=True) as reply:
-            if not 200 <= reply.status < 300:
-                await self._not_served(reply, limit)
-            elif (coding := (header(reply, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
-                await self._compressed(reply, limit, coding)
-            elif reply.is_event_stream:
-                await self._streamed(reply, limit)
+        async with self._upstream.open(self._client.scope, self._sent.pop(), plain=True) as response:
+            if not 200 <= response.status < 300:
+                await self._not_served(response, limit)
+            elif (coding := (header(response, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
+                await self._compressed(response, limit, coding)
+            elif response.is_event_stream:
+                await self._streamed(response, limit)
             else:
-                await self._whole(reply, limit)
+                await self._whole(response, limit)
 
-    async def _streamed(self, reply: Reply, limit: HangUpLimit) -> None:
-        stream = StreamedReply(
-            self._client, reply, self._body, self._reader, self._bodies.chunk, self._view, self._commit
+    async def _streamed(self, response: Response, limit: HangUpLimit) -> None:
+        stream = StreamedResponse(
+            self._client, response, self._body, self._reader, self._bodies.chunk, self._view, self._commit
         )
         await stream.run(limit)
 
-    async def _whole(self, reply: Reply, limit: HangUpLimit) -> None:
-        body = await reply.read()
+    async def _whole(self, response: Response, limit: HangUpLimit) -> None:
+        body = await response.read()
         limit.lift()
-        headers = reply.headers
+        headers = response.headers
         read = self._bodies.whole(body)
         parsed = read.parsed
         if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
-            await mark_current_call(reasons.INVALID_TOKENS, "the reply is no JSON object")
+            await mark_current_call(reasons.INVALID_TOKENS, "the response is no JSON object")
         elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
-            await self._commit(partial(read_reply, self._reader, self._body.endpoint, parsed))
-            body = self._view.reply(read)
+            await self._commit(partial(read_response, self._reader, self._body.endpoint, parsed))
+            body = self._view.response(read)
             if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]
                 headers.append((b"content-type", EVENT_STREAM))
                 body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
-        await self._client.reply(reply.status, _with_length(headers, body), body)
+        await self._client.response(response.status, _with_length(headers, body), body)
 
-    async def _commit(self, read: Callable[[], ServedReply]) -> None:
+    async def _commit(self, read: Callable[[], EngineResponse]) -> None:
         """Store the call, or mark it with the reason why not."""
         context = current_capture_context()
         if context is None:
@@ -153,28 +153,28 @@ class CapturedCall:
         else:
             await commit_choices(entries)
 
-    async def _compressed(self, reply: Reply, limit: HangUpLimit, coding: str) -> None:
-        """Pass a reply on that cannot be read here."""
-        detail = f"the reply is compressed ({coding}), though it was asked for plain"
+    async def _compressed(self, response: Response, limit: HangUpLimit, coding: str) -> None:
+        """Pass a response on that cannot be read here."""
+        detail = f"the response is compressed ({coding}), though it was asked for plain"
         await mark_current_call(reasons.INVALID_TOKENS, detail)
-        await self._client.start(reply.status, reply.headers)
-        while chunk := await reply.next_chunk():
+        await self._client.start(response.status, response.headers)
+        while chunk := await response.next_chunk():
             await self._client.write(chunk)
         limit.lift()
         await self._client.finish()
 
-    async def _not_served(self, reply: Reply, limit: HangUpLimit) -> None:
+    async def _not_served(self, response: Response, limit: HangUpLimit) -> None:
         """Pass an error on. Below 500 the engine has generated nothing; above, nobody knows."""
-        body = await reply.read()
+        body = await response.read()
         limit.lift()
-        detail = f"HTTP {reply.status}: {_message(_parsed(body), body)}"
-        if (elsewhere := redirection(reply)) is not None:
-            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"HTTP {reply.status} to {elsewhere}")
-        elif reply.status < 500:
+        detail = f"HTTP {response.status}: {_message(_parsed(body), body)}"
+        if (elsewhere := redirection(response)) is not None:
+            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"HTTP {response.status} to {elsewhere}")
+        elif response.status < 500:
             await refuse_current_call(detail)
         else:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, detail)
-        await self._client.reply(reply.status, reply.headers, body)
+        await self._client.response(response.status, response.headers, body)
 
     async def _failed(self, error: UpstreamError) -> None:
         if not error.sent:
@@ -182,7 +182,7 @@ class CapturedCall:
         else:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, str(error))
         if not self._client.started:
-            await self._client.reply_error(error.status, str(error), "upstream_unavailable")
+            await self._client.send_error(error.status, str(error), "upstream_unavailable")
 
 
 def _parsed(body: bytes) -> Any:

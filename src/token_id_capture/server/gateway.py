@@ -21,7 +21,7 @@ from token_id_capture.server.http.client import (
     HangUpLimit,
 )
 from token_id_capture.server.http.errors import refuse_websocket, wants_websocket
-from token_id_capture.server.http.exchange import Exchanges, Reply, redirection
+from token_id_capture.server.http.exchange import Exchanges, Response, redirection
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.wire.endpoints import Kind, kind_of
 from token_id_capture.server.wire.prompt_cache import KnownTexts
@@ -66,7 +66,7 @@ class Gateway:
         client = Client(scope, receive, send)
         if not scope["path"].startswith("/") or not (scope.get("raw_path") or b"/").startswith(b"/"):
             # "*", "http://elsewhere/" and "@elsewhere/" would not be below the upstream.
-            await client.reply_error(400, "The request target must begin with a slash.", "invalid_target")
+            await client.send_error(400, "The request target must begin with a slash.", "invalid_target")
             return
         try:
             body = await client.read_body(self._body_limit, longest_silence=self._client_timeout)
@@ -74,11 +74,11 @@ class Gateway:
             return
         except BodyTooLargeError:
             message = f"The request body is longer than {self._body_limit} bytes."
-            await client.reply_error(413, message, "request_too_large")
+            await client.send_error(413, message, "request_too_large")
             return
         except ClientStalledError:
             message = f"Nothing more of the request came for {self._client_timeout:g} s."
-            await client.reply_error(408, message, "request_timeout")
+            await client.send_error(408, message, "request_timeout")
             return
         context = current_capture_context()
         kind = kind_of(scope["method"], scope["path"], self._engine.paths)
@@ -86,7 +86,7 @@ class Gateway:
             await self._relay(client, body, None)
         elif kind is Kind.UNCAPTURED:
             if await self._announced(client):
-                await self._relay(client, body, _Verdict(f"{scope['method']} {scope['path']}", intent=True))
+                await self._relay(client, body, _Outcome(f"{scope['method']} {scope['path']}", intent=True))
         else:
             call = await self._captured_call(client, body)
             del body  # a long prompt need not wait for its answer
@@ -98,15 +98,15 @@ class Gateway:
         try:
             call = self._prepared(client, raw)
         except Exception as error:
-            # A mistake in a strategy costs the capture of a call, never the call.
-            _logger.exception("the engine's strategy failed")
-            verdict = _Verdict(f"{type(error).__name__}: {error}", intent=True, reason=reasons.CAPTURE_FAILED)
+            # A mistake in a engine adapter costs the capture of a call, never the call.
+            _logger.exception("the engine's engine adapter failed")
+            outcome = _Outcome(f"{type(error).__name__}: {error}", intent=True, reason=reasons.CAPTURE_FAILED)
             if await self._announced(client):
-                await self._relay(client, raw, verdict)
+                await self._relay(client, raw, outcome)
             return None
         if call is None:
             # The engine's own error is the answer. Should it be none, the call was not captured.
-            await self._relay(client, raw, _Verdict("a body that is no JSON object", intent=False))
+            await self._relay(client, raw, _Outcome("a body that is no JSON object", intent=False))
         return call if call is not None and await self._announced(client) else None
 
     def _prepared(self, client: Client, raw: bytes) -> CapturedCall | None:
@@ -136,23 +136,23 @@ class Gateway:
             await register_call_intent()
         except (RolloutFrozenError, RolloutRetiredError) as error:
             # 410, for clients repeat a 409 and a 5xx, and this rollout takes no call any more.
-            await client.reply_error(410, str(error), "rollout_closed")
+            await client.send_error(410, str(error), "rollout_closed")
         except Exception as error:
             _logger.exception("registering a call failed")
-            await client.reply_error(503, f"The call was not sent: {error}", "capture_unavailable")
+            await client.send_error(503, f"The call was not sent: {error}", "capture_unavailable")
         else:
             return True
         return False
 
-    async def _relay(self, client: Client, body: bytes, verdict: _Verdict | None) -> None:
-        """Pass a request and its reply on as they are; ``verdict`` records what became of it."""
+    async def _relay(self, client: Client, body: bytes, outcome: _Outcome | None) -> None:
+        """Pass a request and its response on as they are; ``outcome`` records what became of it."""
 
         async def relay(limit: HangUpLimit) -> None:
-            async with self._upstream.open(client.scope, body, plain=False) as reply:
-                if verdict is not None:
-                    await verdict.replied(reply)
-                await client.start(reply.status, reply.headers)
-                while chunk := await reply.next_chunk():
+            async with self._upstream.open(client.scope, body, plain=False) as response:
+                if outcome is not None:
+                    await outcome.replied(response)
+                await client.start(response.status, response.headers)
+                while chunk := await response.next_chunk():
                     await client.write(chunk)
                 limit.lift()
                 await client.finish()
@@ -160,17 +160,17 @@ class Gateway:
         try:
             await client.limit_after_hang_up(0.0, relay)
         except ClientGoneError:
-            if verdict is not None:
-                await verdict.failed("the client hung up", sent=True)
+            if outcome is not None:
+                await outcome.failed("the client hung up", sent=True)
         except UpstreamError as error:
-            if verdict is not None:
-                await verdict.failed(str(error), sent=error.sent)
+            if outcome is not None:
+                await outcome.failed(str(error), sent=error.sent)
             if not client.started:
-                await client.reply_error(error.status, str(error), "upstream_unavailable")
+                await client.send_error(error.status, str(error), "upstream_unavailable")
 
 
-class _Verdict:
-    """Records the outcome of a call that could generate and is not captured, once, and before its reply ends.
+class _Outcome:
+    """Records the outcome of a call that could generate and is not captured, once, and before its response ends.
 
     ``intent`` says whether an intent is open, ``reason`` why nothing is captured where there is an answer.
     """
@@ -181,10 +181,10 @@ class _Verdict:
         self._reason = reason
         self._settled = False
 
-    async def replied(self, reply: Reply) -> None:
-        """The engine answered with this reply, of which the head is known."""
+    async def replied(self, response: Response) -> None:
+        """The engine answered with this response, of which the head is known."""
         self._settled = True
-        status, elsewhere = reply.status, redirection(reply)
+        status, elsewhere = response.status, redirection(response)
         if elsewhere is not None:
             await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"{self._what}: HTTP {status} to {elsewhere}")
         elif status < 200 or 300 <= status < 500:

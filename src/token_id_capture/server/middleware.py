@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink, installed_token_sink
 from token_id_capture.records import validate_rollout_id
-from token_id_capture.server.http.errors import refuse_websocket, reply_error, wants_websocket
+from token_id_capture.server.http.errors import refuse_websocket, send_error, wants_websocket
 from token_id_capture.sink import CaptureContext, reset_token_sink, set_token_sink
 
 ROLLOUT_PREFIX: Final = "/ng-rollout"
@@ -48,7 +48,7 @@ class TokenCaptureMiddleware:
         try:
             tag = _read_tag(scope)
         except ValueError as error:
-            await reply_error(scope, receive, send, 400, str(error), "invalid_rollout_id")
+            await send_error(scope, receive, send, 400, str(error), "invalid_rollout_id")
             return
         context = None
         if tag is not None:

@@ -1,4 +1,4 @@
-"""Prompt ids that the engine leaves out of its replies, from its own tokenizer endpoints."""
+"""Prompt ids that the engine leaves out of its responses, from its own tokenizer endpoints."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from token_id_capture.server.http.exchange import Exchanges
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.wire.entries import NotCapturableError
 from token_id_capture.server.wire.request import CallBody
-from token_id_capture.server.wire.response import ServedReply
+from token_id_capture.server.wire.response import EngineResponse
 
 
 async def add_prompt_ids(
-    served: ServedReply, engine: TokenizesPrompts, body: CallBody, exchanges: Exchanges, scope: Scope
+    served: EngineResponse, engine: TokenizesPrompts, body: CallBody, exchanges: Exchanges, scope: Scope
 ) -> None:
     """Ask for the prompt of a call and give it to each choice that has none.
 
@@ -57,10 +57,10 @@ async def _posted(exchanges: Exchanges, scope: Scope, path: str, question: Mappi
         "query_string": b"",
         "headers": [*headers, (b"content-type", b"application/json")],
     }
-    async with exchanges.open(asking, orjson.dumps(question), plain=True) as reply:
-        answer = await reply.read()
-        if reply.status != 200:
-            raise EngineAnswerError(f"POST {path} answered HTTP {reply.status}")
+    async with exchanges.open(asking, orjson.dumps(question), plain=True) as response:
+        answer = await response.read()
+        if response.status != 200:
+            raise EngineAnswerError(f"POST {path} answered HTTP {response.status}")
     try:
         return orjson.loads(answer)
     except orjson.JSONDecodeError as error:

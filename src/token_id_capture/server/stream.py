@@ -17,13 +17,13 @@ import orjson
 from token_id_capture import reasons
 from token_id_capture.server.engines.base import Reader
 from token_id_capture.server.http.client import Client, HangUpLimit
-from token_id_capture.server.http.exchange import Reply
+from token_id_capture.server.http.exchange import Response
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.text.sse import DONE, Event, EventParser
-from token_id_capture.server.wire.fast_parse import ReplyBody
+from token_id_capture.server.wire.fast_parse import ResponseBody
 from token_id_capture.server.wire.redaction import ClientView, is_usage_only
 from token_id_capture.server.wire.request import CallBody
-from token_id_capture.server.wire.response import ServedReply, StreamMerger
+from token_id_capture.server.wire.response import EngineResponse, StreamMerger
 from token_id_capture.sink import mark_current_call
 
 _logger = logging.getLogger(__name__)
@@ -32,21 +32,21 @@ _TAIL_SECONDS: Final = 5.0
 """How long an engine may take to close a stream after its last event."""
 
 
-class StreamedReply:
+class StreamedResponse:
     """Passes one stream on and collects it; ``commit`` stores what was collected."""
 
     def __init__(
         self,
         client: Client,
-        reply: Reply,
+        response: Response,
         body: CallBody,
         reader: Reader,
-        read_chunk: Callable[[bytes], ReplyBody],
+        read_chunk: Callable[[bytes], ResponseBody],
         view: ClientView,
-        commit: Callable[[Callable[[], ServedReply]], Awaitable[None]],
+        commit: Callable[[Callable[[], EngineResponse]], Awaitable[None]],
     ) -> None:
         self._client = client
-        self._reply = reply
+        self._response = response
         self._read_chunk = read_chunk
         self._view = view
         self._commit = commit
@@ -62,8 +62,8 @@ class StreamedReply:
     async def run(self, limit: HangUpLimit) -> None:
         """Serve the stream to its end, or break the client's connection as the engine's broke."""
         # What is hidden makes it shorter, should the engine have said how long it is.
-        headers = [(name, value) for name, value in self._reply.headers if name.lower() != b"content-length"]
-        await self._client.start(self._reply.status, headers)
+        headers = [(name, value) for name, value in self._response.headers if name.lower() != b"content-length"]
+        await self._client.start(self._response.status, headers)
         problem = "neither [DONE] nor the token count came"
         try:
             await self._pass_on()
@@ -76,7 +76,7 @@ class StreamedReply:
         if whole:
             await self._pass_tail()
         else:
-            # The reply stays unfinished, which breaks the connection: it must not look whole.
+            # The response stays unfinished, which breaks the connection: it must not look whole.
             await self._client.write(self._parser.rest)
 
     @property
@@ -96,7 +96,7 @@ class StreamedReply:
             detail = f"{self._unreadable} events of the stream are no JSON objects"
             await mark_current_call(reasons.INVALID_TOKENS, detail)
         elif self._complete:
-            await self._commit(self._merger.reply)
+            await self._commit(self._merger.response)
         else:
             unfinished = "".join(f"; choice {index} has no finish reason" for index in self._merger.unfinished)
             await mark_current_call(
@@ -105,7 +105,7 @@ class StreamedReply:
 
     async def _pass_on(self) -> None:
         """Pass events on until the stream says that it is done, or ends."""
-        while not self._done and (chunk := await self._reply.next_chunk()):
+        while not self._done and (chunk := await self._response.next_chunk()):
             passed: list[bytes] = []
             for event in self._parser.feed(chunk):
                 visible = self._take(event)
@@ -125,7 +125,7 @@ class StreamedReply:
         if not isinstance(chunk, dict):
             self._unreadable += not self._done
             return event.raw
-        if not self._done:  # what comes after the end is no part of the reply
+        if not self._done:  # what comes after the end is no part of the response
             if chunk.get("error") is not None and not chunk.get("choices"):
                 self._error = self._error or _error_message(chunk["error"])
                 self._holding = True
@@ -148,7 +148,7 @@ class StreamedReply:
         """Pass on what follows the end, until the engine closes the stream; then close the client's."""
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
-                while chunk := await self._reply.next_chunk():
+                while chunk := await self._response.next_chunk():
                     await self._client.write(b"".join(map(self._take, self._parser.feed(chunk))))
         except (TimeoutError, UpstreamError):
             pass  # the call is whole and stored; how the connection ends is of no matter

@@ -198,7 +198,7 @@ class TokenCaptureStore:
         reason: str = "",
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append a consumer's verdict on a snapshot."""
+        """Append a consumer's outcome on a snapshot."""
         if outcome not in snapshot.OUTCOMES:
             raise ValueError(f"unknown outcome {outcome!r}: it is one of {', '.join(snapshot.OUTCOMES)}")
         details = orjson.dumps(dict(metrics or {}), option=orjson.OPT_SORT_KEYS).decode()
@@ -207,7 +207,7 @@ class TokenCaptureStore:
     # Administration
 
     async def retire(self, rollout_ids: Iterable[str]) -> retirement.Changed:
-        """Delete rollouts whatever their state, and fence their ids against late writers.
+        """Delete rollouts whatever their state, and tombstone their ids against late writers.
 
         Returns:
             ``{"removed": [...], "absent": [...]}``; repeating it removes nothing.
@@ -216,20 +216,20 @@ class TokenCaptureStore:
             TypeError: a bare string.
             ValueError: an id is invalid; then nothing was changed.
         """
-        return await self._remove(rollout_ids, keep_fence=True)
+        return await self._remove(rollout_ids, keep_tombstone=True)
 
     async def delete(self, rollout_ids: Iterable[str]) -> retirement.Changed:
-        """Delete rollouts whatever their state, and their fence too: before an id is used again.
+        """Delete rollouts whatever their state, and their tombstone too: before an id is used again.
 
         Returns and raises as ``retire`` does.
         """
-        return await self._remove(rollout_ids, keep_fence=False)
+        return await self._remove(rollout_ids, keep_tombstone=False)
 
-    async def _remove(self, rollout_ids: Iterable[str], *, keep_fence: bool) -> retirement.Changed:
+    async def _remove(self, rollout_ids: Iterable[str], *, keep_tombstone: bool) -> retirement.Changed:
         if isinstance(rollout_ids, str | bytes):
             raise TypeError("rollout_ids must be a collection of ids, not one string")
         wanted = tuple(dict.fromkeys(validate_rollout_id(rollout_id) for rollout_id in rollout_ids))
-        changed: retirement.Changed = await self._write(_REMOVE, retirement.Removal(wanted, keep_fence))
+        changed: retirement.Changed = await self._write(_REMOVE, retirement.Removal(wanted, keep_tombstone))
         for rollout_id in wanted:
             self._recent.forget(rollout_id)
         return changed
@@ -340,7 +340,7 @@ class TokenCaptureStore:
         self._check_process()
         if self._reader or self._token_reader or self._writer:
             return
-        # A file that is up to date is read without taking the gate.
+        # A file that is up to date is read without taking the writer lock.
         if not self._path.exists() and not self._create:
             raise missing(self._path)
         try:

@@ -2,7 +2,7 @@
 
 ``policy`` is a small model with exact log probabilities, ``engine`` serves it as vLLM would,
 ``serving`` puts that on a port, ``agent`` is a harness that talks to it, and ``contract`` is the suite
-that every store must pass. ``replay`` tries a strategy for an engine on recorded traffic. Import the
+that every store must pass. ``replay`` tries a engine adapter for an engine on recorded traffic. Import the
 module that you need; this package itself loads nothing.
 """
 

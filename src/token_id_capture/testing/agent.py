@@ -21,12 +21,12 @@ class NotConnectedError(ConnectionError):
 
 
 class BrokenCallError(ConnectionError):
-    """The connection broke before the reply was complete: what the model generated is unknown."""
+    """The connection broke before the response was complete: what the model generated is unknown."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One reply of the model. ``completion_tokens`` is the engine's count."""
+    """One response of the model. ``completion_tokens`` is the engine's count."""
 
     message: dict[str, Any]
     finish_reason: str | None
@@ -72,7 +72,7 @@ class ChatAgent:
         Raises:
             CallRefusedError: the status was not 200.
             NotConnectedError: nobody listens.
-            BrokenCallError: the connection broke before the reply was complete.
+            BrokenCallError: the connection broke before the response was complete.
         """
         body: dict[str, Any] = {"model": self.model, "messages": self.messages, **self.options}
         if self.tools:
@@ -80,10 +80,10 @@ class ChatAgent:
         if self.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with self._session.post(f"{self.base_url}/chat/completions", json=body) as reply:
-                if reply.status != 200:
-                    raise CallRefusedError(reply.status, await reply.text())
-                return await _read_stream(reply) if self.stream else _read_whole(await reply.json())
+            async with self._session.post(f"{self.base_url}/chat/completions", json=body) as response:
+                if response.status != 200:
+                    raise CallRefusedError(response.status, await response.text())
+                return await _read_stream(response) if self.stream else _read_whole(await response.json())
         except aiohttp.ClientConnectorError as error:
             raise NotConnectedError(str(error)) from error
         except aiohttp.ClientError as error:
@@ -100,12 +100,12 @@ class ChatAgent:
             self.messages.append({"role": "user", "content": otherwise})
 
 
-def _read_whole(reply: dict[str, Any]) -> Answer:
-    (choice,) = reply["choices"]
-    return Answer(choice["message"], choice["finish_reason"], reply["usage"]["completion_tokens"])
+def _read_whole(response: dict[str, Any]) -> Answer:
+    (choice,) = response["choices"]
+    return Answer(choice["message"], choice["finish_reason"], response["usage"]["completion_tokens"])
 
 
-async def _read_stream(reply: aiohttp.ClientResponse) -> Answer:
+async def _read_stream(response: aiohttp.ClientResponse) -> Answer:
     """Join the deltas of a stream.
 
     Raises:
@@ -114,7 +114,7 @@ async def _read_stream(reply: aiohttp.ClientResponse) -> Answer:
     texts: list[str] = []
     calls: dict[int, dict[str, Any]] = {}
     finish_reason, completion_tokens = None, 0
-    async for line in reply.content:
+    async for line in response.content:
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"":
             continue

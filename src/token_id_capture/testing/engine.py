@@ -7,7 +7,7 @@
 ``tool_choice``. Other fields are accepted and have no effect. ``serving`` puts it on a port.
 
 To see how a system copes with an engine that fails, pass ``on_call``: it is awaited before each
-generation, so it can hold the call, and may return a ``Failure`` or a ``BrokenReply``.
+generation, so it can hold the call, and may return a ``Failure`` or a ``BrokenResponse``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from token_id_capture.testing.request import (
     read_completion_request,
 )
 from token_id_capture.testing.template import encode, token_text
-from token_id_capture.testing.wire import SYSTEM_FINGERPRINT, ChatReply, Choice, CompletionReply, Reply
+from token_id_capture.testing.wire import SYSTEM_FINGERPRINT, ChatResponse, Choice, CompletionResponse, WireResponse
 
 _Result = TypeVar("_Result")
 
@@ -60,13 +60,13 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class BrokenReply:
-    """Generate, but cut the connection: a stream after so many frames, a whole reply half-way."""
+class BrokenResponse:
+    """Generate, but cut the connection: a stream after so many frames, a whole response half-way."""
 
     after_frames: int = 0
 
 
-OnCall = Callable[[EngineCall], Awaitable[Failure | BrokenReply | None]]
+OnCall = Callable[[EngineCall], Awaitable[Failure | BrokenResponse | None]]
 
 
 class PolicyEngine:
@@ -110,12 +110,12 @@ class PolicyEngine:
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
         asked = read_chat_request(body, self.max_model_len)
-        return await self._answer(request, body, asked, ChatReply(asked))
+        return await self._answer(request, body, asked, ChatResponse(asked))
 
     async def _completion(self, request: Request) -> Response:
         body = await self._body(request)
         asked = read_completion_request(body, self.max_model_len)
-        return await self._answer(request, body, asked, CompletionReply(asked))
+        return await self._answer(request, body, asked, CompletionResponse(asked))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         body = parse_body(await request.body())
@@ -130,7 +130,7 @@ class PolicyEngine:
         return body
 
     async def _answer(
-        self, request: Request, body: Mapping[str, Any], asked: GenerationRequest, reply: Reply
+        self, request: Request, body: Mapping[str, Any], asked: GenerationRequest, response: WireResponse
     ) -> Response:
         call = EngineCall(len(self.calls) + 1, request.url.path, dict(request.headers), body)
         self.calls.append(call)
@@ -138,30 +138,30 @@ class PolicyEngine:
         if isinstance(fault, Failure):
             raise RefusedRequestError(fault.message, kind="InternalServerError", code=fault.status)
         if asked.stream:
-            return _EventStream(self._events(asked, reply), cut_after=fault.after_frames if fault else None)
-        whole = orjson.dumps(await _unless_client_leaves(request, self._complete(asked, reply)))
+            return _EventStream(self._events(asked, response), cut_after=fault.after_frames if fault else None)
+        whole = orjson.dumps(await _unless_client_leaves(request, self._complete(asked, response)))
         if fault:
-            return _HalfReply(whole, media_type="application/json")
+            return _HalfResponse(whole, media_type="application/json")
         return Response(whole, media_type="application/json")
 
-    async def _complete(self, asked: GenerationRequest, reply: Reply) -> dict[str, Any]:
+    async def _complete(self, asked: GenerationRequest, response: WireResponse) -> dict[str, Any]:
         choices = self._choices(asked)
         async for _ in self._generate(asked, choices):
             pass
-        return reply.body(choices)
+        return response.body(choices)
 
-    async def _events(self, asked: GenerationRequest, reply: Reply) -> AsyncIterator[bytes]:
+    async def _events(self, asked: GenerationRequest, response: WireResponse) -> AsyncIterator[bytes]:
         choices = self._choices(asked)
-        for chunk in reply.first_chunks(choices):
+        for chunk in response.first_chunks(choices):
             yield _event(chunk)
         async for choice, delta in self._generate(asked, choices):
-            following = reply.chunk(choice, delta)
+            following = response.chunk(choice, delta)
             if following is not None:
                 if not asked.include_usage and all(choice.finish_reason for choice in choices):
                     following["system_fingerprint"] = SYSTEM_FINGERPRINT
                 yield _event(following)
         if asked.include_usage:
-            yield _event(reply.usage_chunk(choices))
+            yield _event(response.usage_chunk(choices))
         yield b"data: [DONE]\n\n"
 
     def _choices(self, asked: GenerationRequest) -> list[Choice]:
@@ -239,8 +239,8 @@ class _EventStream(StreamingResponse):
             sent += 1
 
 
-class _HalfReply(Response):
-    """A reply whose connection breaks half-way."""
+class _HalfResponse(Response):
+    """A response whose connection breaks half-way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         half = bytes(self.body)[: len(self.body) // 2]

@@ -1,6 +1,6 @@
-"""Recorded traffic of an engine through the real gateway, to try a strategy for ``--engine``.
+"""Recorded traffic of an engine through the real gateway, to try a engine adapter for ``--engine``.
 
-Record what your engine answers to the requests that your strategy makes of them, one call in
+Record what your engine answers to the requests that your engine adapter makes of them, one call in
 ``NAME.request.json`` with ``method``, ``path`` and ``body``, and ``NAME.response.json`` with ``status``,
 ``headers`` and ``body``; a stream byte for byte in ``NAME.response.sse``, and its ``status`` and
 ``headers`` in ``NAME.meta.json``. Then, in a test of yours::
@@ -30,10 +30,10 @@ from starlette.types import Scope
 
 from token_id_capture.records import TokenEntry
 from token_id_capture.server.call import CaptureOptions
-from token_id_capture.server.check.in_memory import MemoryReply, MemorySink, call_in_memory
+from token_id_capture.server.check.in_memory import MemoryResponse, MemorySink, call_in_memory
 from token_id_capture.server.engines.base import Endpoint, Engine
 from token_id_capture.server.gateway import Gateway
-from token_id_capture.server.http.exchange import Reply
+from token_id_capture.server.http.exchange import Response
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 
@@ -59,13 +59,13 @@ class Recording:
         request = json.loads((folder / f"{name}.request.json").read_bytes())
         sent = request.get("body_text", "").encode() or (orjson.dumps(request["body"]) if "body" in request else b"")
         stream = folder / f"{name}.response.sse"
-        reply = json.loads((folder / f"{name}.{'meta' if stream.exists() else 'response'}.json").read_bytes())
-        payload = stream.read_bytes() if stream.exists() else orjson.dumps(reply["body"])
-        content_type = reply["headers"].get("content-type") or "application/json"
-        return cls(name, request["method"], request["path"], sent, reply["status"], content_type, payload)
+        response = json.loads((folder / f"{name}.{'meta' if stream.exists() else 'response'}.json").read_bytes())
+        payload = stream.read_bytes() if stream.exists() else orjson.dumps(response["body"])
+        content_type = response["headers"].get("content-type") or "application/json"
+        return cls(name, request["method"], request["path"], sent, response["status"], content_type, payload)
 
     def plain_request(self, engine: Engine) -> bytes:
-        """The request without what the strategy adds to it: that of a client that knows nothing of it."""
+        """The request without what the engine adapter adds to it: that of a client that knows nothing of it."""
         body = orjson.loads(self.sent)
         endpoint = engine.paths[self.path]
         names = engine.request_fields(endpoint, body)
@@ -118,17 +118,17 @@ class RecordedEngine:
     sent: list[tuple[str, bytes]] = field(default_factory=list)
 
     @asynccontextmanager
-    async def open(self, scope: Scope, body: bytes, *, plain: bool) -> AsyncIterator[Reply]:
+    async def open(self, scope: Scope, body: bytes, *, plain: bool) -> AsyncIterator[Response]:
         """Answer a request."""
         self.sent.append((scope["path"], body))
         known = scope["path"] == self.recording.path
         recording = self.recording if known else self.answers.get(scope["path"])
         if recording is None:
             raise UpstreamError(f"nothing is recorded for {scope['path']}", status=502, sent=False)
-        yield _RecordedReply(recording, self.cut if known else whole, breaks=self.breaks)
+        yield _RecordedResponse(recording, self.cut if known else whole, breaks=self.breaks)
 
 
-class _RecordedReply:
+class _RecordedResponse:
     def __init__(self, recording: Recording, cut: Cut, *, breaks: bool) -> None:
         self.status = recording.status
         self.headers: RawHeaders = [(b"content-type", recording.content_type.encode())]
@@ -164,7 +164,7 @@ class Replayed:
     marks: tuple[str, ...]
     refused: tuple[str, ...]
     open: bool
-    reply: MemoryReply
+    response: MemoryResponse
     sent: tuple[tuple[str, bytes], ...]
 
     def content(self) -> list[dict[str, Any]]:
@@ -183,9 +183,9 @@ async def replay(
     options: CaptureOptions | None = None,
     breaks: bool = False,
 ) -> Replayed:
-    """Make the call of a recording through a gateway with this strategy.
+    """Make the call of a recording through a gateway with this engine adapter.
 
-    ``request`` is what the client sends: by default the recorded request without the strategy's
+    ``request`` is what the client sends: by default the recorded request without the engine adapter's
     fields. ``answers`` are what the engine answers on other paths.
     """
     recorded = RecordedEngine(recording, cut, answers or {}, breaks)
@@ -197,13 +197,13 @@ async def replay_through(gateway: Gateway, recorded: RecordedEngine, request: by
     """Make the call of ``recorded`` through a gateway in front of it, which may have served others of the rollout."""
     sink, before = MemorySink(), len(recorded.sent)
     app = TokenCaptureMiddleware(gateway, sink=sink)
-    reply = await call_in_memory(app, recorded.recording.method, recorded.recording.path, request)
+    response = await call_in_memory(app, recorded.recording.method, recorded.recording.path, request)
     return Replayed(
         tuple(sink.entries),
         tuple(sink.marks),
         tuple(sink.refusals),
         bool(sink.open_calls),
-        reply,
+        response,
         tuple(recorded.sent[before:]),
     )
 
@@ -230,21 +230,21 @@ async def assert_replays(
     for cut in (bytewise, in_chunks(1), in_chunks(2, longest=3)):
         other = await replayed(cut)
         assert other.content() == first.content(), f"{name}: the entries depend on the chunks"
-        assert other.reply.body == first.reply.body, f"{name}: the client's bytes depend on the chunks"
+        assert other.response.body == first.response.body, f"{name}: the client's bytes depend on the chunks"
         assert other.marks == first.marks, f"{name}: the reason depends on the chunks"
-    assert first.reply.status == recording.status, f"{name}: another status than the engine's"
+    assert first.response.status == recording.status, f"{name}: another status than the engine's"
     assert bool(first.entries) != bool(first.marks or first.refused), f"{name}: stored and refused, or neither"
     assert first.open == bool(first.marks), f"{name}: the intent is open without a reason, or closed with one"
     if make_engine().paths[recording.path] is Endpoint.GENERATE:
         return first  # ids are what such an endpoint answers
     hidden = [ids.tolist() for entry in first.entries for ids in (entry.prompt_token_ids, entry.generation_token_ids)]
-    shown = [array for part in _parts(first.reply.body) for array in _arrays(part)]
+    shown = [array for part in _parts(first.response.body) for array in _arrays(part)]
     assert not [ids for ids in hidden if len(ids) > 1 and ids in shown], f"{name}: the client sees token ids"
     return first
 
 
 def _parts(body: bytes) -> Iterator[Any]:
-    """The JSON documents of a reply: itself, or the data of its events."""
+    """The JSON documents of a response: itself, or the data of its events."""
     for line in body.splitlines() if b"data:" in body[:6] else [body]:
         try:
             yield orjson.loads(line.removeprefix(b"data:"))

@@ -1,4 +1,4 @@
-"""Replies and stream chunks in the shape, field order and nulls of vLLM 0.32."""
+"""Responses and stream chunks in the shape, field order and nulls of vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Choice:
         return "length" if len(self.tokens) == self._max_tokens else None
 
 
-class Reply(Protocol):
+class WireResponse(Protocol):
     """How one endpoint says what was generated."""
 
     def first_chunks(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
@@ -60,11 +60,11 @@ class Reply(Protocol):
         ...
 
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The whole reply without a stream."""
+        """The whole response without a stream."""
         ...
 
 
-class _Reply:
+class _Response:
     prefix: str
     kind: str
     chunk_kind: str
@@ -104,7 +104,7 @@ class _Reply:
         return f"token_id:{token}" if self.request.tokens_as_ids else token_text(token)
 
 
-class ChatReply(_Reply):
+class ChatResponse(_Response):
     """``/v1/chat/completions``."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -198,7 +198,7 @@ class ChatReply(_Reply):
         }
 
 
-class CompletionReply(_Reply):
+class CompletionResponse(_Response):
     """``/v1/completions``."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"

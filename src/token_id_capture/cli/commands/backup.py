@@ -34,7 +34,7 @@ def backup(
         damages = back_up(database_file(database), Path(os.path.abspath(destination)), checked, show)
     for damage in damages:
         print(printable(str(damage)))
-    verdict = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"
-    report(f"copied {show_bytes(destination.stat().st_size)} to {destination}; {checked_in_words(checked)}: {verdict}")
+    outcome = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"
+    report(f"copied {show_bytes(destination.stat().st_size)} to {destination}; {checked_in_words(checked)}: {outcome}")
     if damages:
         raise typer.Exit(EXIT_PARTIAL)

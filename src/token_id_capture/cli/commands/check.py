@@ -44,8 +44,8 @@ StreamingOption = Annotated[
     StreamingChoice,
     typer.Option(
         envvar="TOKCAP_STREAMING",
-        help="Whether a stream is also asked of the engine. If not, the client's is made from the whole reply; auto: "
-        "where the engine's would lack ids.",
+        help="Whether a stream is also asked of the engine. If not, the client's is made from the whole response; "
+        "auto: where the engine's would lack ids.",
     ),
 ]
 TokenizePromptsOption = Annotated[
@@ -53,7 +53,7 @@ TokenizePromptsOption = Annotated[
     typer.Option(
         "--tokenize-prompts",
         envvar="TOKCAP_TOKENIZE_PROMPTS",
-        help="Ask the engine's tokenizer for prompt ids that its replies lack (llama-server): one or two more "
+        help="Ask the engine's tokenizer for prompt ids that its responses lack (llama-server): one or two more "
         "requests a call.",
     ),
 ]
@@ -144,7 +144,7 @@ def _print(result: CheckResult, upstream: str) -> None:
     rows = [(mode.mode, _SAID[mode.outcome], mode.tokens or None) for mode in result.modes]
     print_table(("mode", "token ids and log probabilities", "tokens"), rows)
     if result.streaming == "never":
-        print("The engine's streams lack some of them, so they are made from whole replies (--streaming never).")
+        print("The engine's streams lack some of them, so they are made from whole responses (--streaming never).")
     for line in told(mode for mode in result.modes if mode.outcome != "captured"):
         print(printable(line))
 

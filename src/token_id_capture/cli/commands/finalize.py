@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, JsonOption, fail, print_json, report, run
+from token_id_capture.cli.options import DatabaseOption, JsonOption, existing_store, fail, print_json, report, run
 from token_id_capture.cli.output.progress import progress_bar
-from token_id_capture.cli.output.row_format import RowFormat
+from token_id_capture.cli.output.totals_text import exit_code, stopping, summary
+from token_id_capture.finalize.row_format import RowFormat
 
 if TYPE_CHECKING:
     from token_id_capture.finalize.totals import Totals
@@ -64,7 +65,6 @@ def finalize(
     from token_id_capture.finalize.batch import Finalizer, Plan
 
     plan = Plan(
-        database=database,
         output=output,
         row_format=row_format,
         retire=retire,
@@ -76,10 +76,12 @@ def finalize(
     status = os.fstat(stream.fileno())
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
     with progress_bar() as show:
-        totals = run(Finalizer(plan, lambda done: show("finalize", done, size)).run(stream))
+        totals = run(
+            Finalizer(plan, existing_store(database), lambda done: show("finalize", done, size), report).run(stream)
+        )
     _summarise(totals, json)
-    if totals.exit_code:
-        raise typer.Exit(totals.exit_code)
+    if code := exit_code(totals):
+        raise typer.Exit(code)
 
 
 def _open(rollouts: Path, output: Path) -> BinaryIO:
@@ -97,5 +99,5 @@ def _open(rollouts: Path, output: Path) -> BinaryIO:
 def _summarise(totals: Totals, json: bool) -> None:
     if json:
         print_json(totals.as_dict())
-    for line in totals.stopping() if json else totals.summary():
+    for line in stopping(totals) if json else summary(totals):
         report(line)

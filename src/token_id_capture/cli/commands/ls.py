@@ -43,7 +43,7 @@ def ls(
         State | None, typer.Option("--state", metavar="open|frozen|retired", help="Only rollouts in this state.")
     ] = None,
     masked: Annotated[
-        bool, typer.Option("--masked", help="Only those whose latest verdict is masked or failed.")
+        bool, typer.Option("--masked", help="Only those whose latest outcome is masked or failed.")
     ] = False,
     incomplete: Annotated[bool, typer.Option("--incomplete", help="Only those with a flag or an open call.")] = False,
     since: Annotated[

@@ -30,7 +30,7 @@ from token_id_capture.cli.serving.keys import UpstreamKeyOption, check_key_file
 from token_id_capture.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from token_id_capture.server.settings import GatewaySettings
+    from token_id_capture.cli.serving.settings import GatewaySettings
 
 _Address: TypeAlias = tuple[socket.AddressFamily, Any]
 
@@ -128,9 +128,9 @@ def _checked(key_file: Path | None) -> str | None:
 def _settings(**options: Any) -> GatewaySettings:
     from pydantic import ValidationError
 
+    from token_id_capture.cli.serving.settings import GatewaySettings
     from token_id_capture.server.engines import make_engine
     from token_id_capture.server.http.upstream import parse_upstream
-    from token_id_capture.server.settings import GatewaySettings
 
     parse_upstream(options["upstream"])
     make_engine(options["engine"])

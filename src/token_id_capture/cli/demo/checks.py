@@ -17,7 +17,7 @@ TOLERANCE: Final = 1e-9
 
 
 @dataclass
-class Verdict:
+class Outcome:
     """What became of one rollout. ``problems`` lists what is not as it must be."""
 
     rollout_id: str
@@ -32,66 +32,66 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
-async def check(rollouts: list[Rollout], database: Path, lines: list[bytes], policy: Policy) -> list[Verdict]:
+async def check(rollouts: list[Rollout], database: Path, lines: list[bytes], policy: Policy) -> list[Outcome]:
     """Hold the training rows (``lines`` of JSON) and the database against what the agents lived through."""
     rows = {row["_ng_rollout_id"]: row for row in map(json.loads, lines)}
-    verdicts = []
+    outcomes = []
     async with TokenCaptureStore(database, create=False) as store:
         for rollout in rollouts:
             story = rollout.story
-            verdict = Verdict(story.rollout_id, story.what, rollout.calls)
-            verdicts.append(verdict)
-            _check_outcome(verdict, rollout, await store.describe_rollout(story.rollout_id))
+            outcome = Outcome(story.rollout_id, story.what, rollout.calls)
+            outcomes.append(outcome)
+            _check_outcome(outcome, rollout, await store.describe_rollout(story.rollout_id))
             row = rows.get(story.rollout_id)
             if row is None:
-                verdict.problems.append("it has no training row")
-            elif bool(row.get(MASK_SAMPLE_KEY)) != (verdict.outcome == "masked"):
-                verdict.problems.append(f"its row says {MASK_SAMPLE_KEY}={row.get(MASK_SAMPLE_KEY)}")
-            elif verdict.outcome == "delivered":
-                _check_tokens(verdict, rollout, row["response"], policy)
-    return verdicts
+                outcome.problems.append("it has no training row")
+            elif bool(row.get(MASK_SAMPLE_KEY)) != (outcome.outcome == "masked"):
+                outcome.problems.append(f"its row says {MASK_SAMPLE_KEY}={row.get(MASK_SAMPLE_KEY)}")
+            elif outcome.outcome == "delivered":
+                _check_tokens(outcome, rollout, row["response"], policy)
+    return outcomes
 
 
-def _check_outcome(verdict: Verdict, rollout: Rollout, detail: RolloutDetail) -> None:
+def _check_outcome(outcome: Outcome, rollout: Rollout, detail: RolloutDetail) -> None:
     expected_reason = rollout.story.mask_reason
-    verdict.outcome, verdict.reason = detail.summary.outcome or "", detail.summary.reason or ""
-    verdict.lost_calls = [
+    outcome.outcome, outcome.reason = detail.summary.outcome or "", detail.summary.reason or ""
+    outcome.lost_calls = [
         {"model_call_id": intent.model_call_id, "pid": intent.writer_pid, "host": intent.writer_host}
         for intent in detail.intents
         if intent.outcome is None
     ]
     expected = ("delivered", "", "retired") if expected_reason is None else ("masked", expected_reason, "frozen")
-    found = (verdict.outcome, verdict.reason, detail.summary.state)
+    found = (outcome.outcome, outcome.reason, detail.summary.state)
     if found != expected:
-        verdict.problems.append(f"outcome, reason and state are {found}, expected {expected}")
-    lost_by = [call["pid"] for call in verdict.lost_calls]
+        outcome.problems.append(f"outcome, reason and state are {found}, expected {expected}")
+    lost_by = [call["pid"] for call in outcome.lost_calls]
     killed = [] if rollout.killed_pid is None else [rollout.killed_pid]
     if lost_by != killed:
-        verdict.problems.append(f"calls were lost by the processes {lost_by}, expected {killed}")
+        outcome.problems.append(f"calls were lost by the processes {lost_by}, expected {killed}")
 
 
-def _check_tokens(verdict: Verdict, rollout: Rollout, response: dict[str, Any], policy: Policy) -> None:
+def _check_tokens(outcome: Outcome, rollout: Rollout, response: dict[str, Any], policy: Policy) -> None:
     """Teacher forcing: the policy itself says the probability of each token of the rebuilt sequence."""
     try:
         assert_prefix_contiguity(response)
     except AssertionError as error:
-        verdict.problems.append(str(error))
+        outcome.problems.append(str(error))
         return
     items = [item for item in response["output"] if "generation_token_ids" in item]
     if not items:
-        verdict.problems.append("its row carries no tokens")
+        outcome.problems.append("its row carries no tokens")
         return
     sequence = items[-1]["prompt_token_ids"] + items[-1]["generation_token_ids"]
     expected = policy.log_probs_of(sequence)
     for item in items:
         start, log_probs = len(item["prompt_token_ids"]), item["generation_log_probs"]
         own = expected[start : start + len(log_probs)]
-        verdict.delivered_tokens += len(log_probs)
+        outcome.delivered_tokens += len(log_probs)
         differences = [abs(found - wanted) for found, wanted in zip(log_probs, own, strict=True)]
-        verdict.largest_difference = max(verdict.largest_difference, *differences)
-    if verdict.largest_difference > TOLERANCE:
-        verdict.problems.append(f"a log probability differs from the policy's own by {verdict.largest_difference:.3g}")
-    if verdict.delivered_tokens != rollout.kept_tokens:
-        verdict.problems.append(
-            f"{verdict.delivered_tokens} tokens were delivered, but the agent went on from {rollout.kept_tokens}"
+        outcome.largest_difference = max(outcome.largest_difference, *differences)
+    if outcome.largest_difference > TOLERANCE:
+        outcome.problems.append(f"a log probability differs from the policy's own by {outcome.largest_difference:.3g}")
+    if outcome.delivered_tokens != rollout.kept_tokens:
+        outcome.problems.append(
+            f"{outcome.delivered_tokens} tokens were delivered, but the agent went on from {rollout.kept_tokens}"
         )

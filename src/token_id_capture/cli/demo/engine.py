@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, required=True, help="the seed of the policy")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--hold", required=True, help="the first call whose last message is this text gets no reply")
+    parser.add_argument("--hold", required=True, help="the first call whose last message is this text gets no response")
     asyncio.run(_serve(parser.parse_args()))
 
 

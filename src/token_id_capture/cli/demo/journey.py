@@ -155,7 +155,7 @@ class Journey:
         finally:
             asking.cancel()
             held.cancel()
-        raise DemoFailedError("the call that was to be lost got a reply although its worker was killed")
+        raise DemoFailedError("the call that was to be lost got a response although its worker was killed")
 
     async def _serving_process(self, rollout_id: str) -> int:
         """The process that holds the rollout's open call, as the database knows it."""

@@ -106,12 +106,12 @@ class _Demo:
         from token_id_capture.cli.demo.checks import check
 
         self._show("checking every token", 0, None)
-        verdicts = await check(rollouts, self._database, self._rows(), Policy(POLICY_SEED))
+        outcomes = await check(rollouts, self._database, self._rows(), Policy(POLICY_SEED))
         return Report(
             directory=self._directory,
             kept=self._keep,
             seconds=time.monotonic() - started,
-            verdicts=verdicts,
+            outcomes=outcomes,
             rollouts=self._rollouts,
             output=self._output,
             database=self._database,

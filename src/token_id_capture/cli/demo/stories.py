@@ -49,10 +49,10 @@ class Story:
 
 
 STORIES: Final = (
-    Story("steady-1", "whole replies"),
-    Story("steady-2", "whole replies"),
-    Story("steady-3", "streamed replies", stream=True),
-    Story("steady-4", "streamed replies", stream=True),
+    Story("steady-1", "whole responses"),
+    Story("steady-2", "whole responses"),
+    Story("steady-3", "streamed responses", stream=True),
+    Story("steady-4", "streamed responses", stream=True),
     Story("retry-1", "asked twice", retries=True),
     Story("retry-2", "asked twice, streamed", stream=True, retries=True),
     Story("compacted", "summarised its history", stream=True, compacts=True, mask_reason=reasons.MULTIPLE_ROOTS),

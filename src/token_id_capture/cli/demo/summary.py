@@ -13,7 +13,7 @@ from token_id_capture.cli.output.tables import print_table
 from token_id_capture.reasons import BUILD_REASONS
 
 if TYPE_CHECKING:
-    from token_id_capture.cli.demo.checks import Verdict
+    from token_id_capture.cli.demo.checks import Outcome
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Report:
     directory: Path
     kept: bool
     seconds: float
-    verdicts: list[Verdict]
+    outcomes: list[Outcome]
     rollouts: Path
     output: Path
     database: Path
@@ -31,11 +31,11 @@ class Report:
     @property
     def problems(self) -> list[str]:
         """Everything that is not as it must be."""
-        return [f"{verdict.rollout_id}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
+        return [f"{outcome.rollout_id}: {problem}" for outcome in self.outcomes for problem in outcome.problems]
 
     def count(self, outcome: str) -> int:
         """How many rollouts ended like this."""
-        return sum(verdict.outcome == outcome for verdict in self.verdicts)
+        return sum(one.outcome == outcome for one in self.outcomes)
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -44,9 +44,9 @@ class Report:
             "problems": self.problems,
             "delivered": self.count("delivered"),
             "masked": self.count("masked"),
-            "delivered_tokens": sum(verdict.delivered_tokens for verdict in self.verdicts),
-            "largest_difference": max(verdict.largest_difference for verdict in self.verdicts),
-            "rollouts": [asdict(verdict) for verdict in self.verdicts],
+            "delivered_tokens": sum(outcome.delivered_tokens for outcome in self.outcomes),
+            "largest_difference": max(outcome.largest_difference for outcome in self.outcomes),
+            "rollouts": [asdict(outcome) for outcome in self.outcomes],
             "seconds": round(self.seconds, 3),
             "kept": self.kept,
             "directory": str(self.directory),
@@ -60,25 +60,25 @@ class Report:
     def print(self) -> None:
         """For a person."""
         rows = [
-            (verdict.rollout_id, verdict.what, verdict.calls, verdict.delivered_tokens, verdict.outcome, verdict.reason)
-            for verdict in self.verdicts
+            (outcome.rollout_id, outcome.what, outcome.calls, outcome.delivered_tokens, outcome.outcome, outcome.reason)
+            for outcome in self.outcomes
         ]
         print_table(("rollout", "its agent", "calls", "tokens", "outcome", "reason"), rows)
-        for verdict in self.verdicts:
-            self._print_why(verdict)
+        for outcome in self.outcomes:
+            self._print_why(outcome)
         print()
         print(f"{self.count('delivered')} rollouts delivered, {self.count('masked')} masked, in {self.seconds:.1f} s.")
         if not self.problems:
-            tokens = f"{sum(verdict.delivered_tokens for verdict in self.verdicts):,}"
+            tokens = f"{sum(outcome.delivered_tokens for outcome in self.outcomes):,}"
             print(f"The model itself gives each of the {tokens} delivered tokens the very log probability delivered.")
         if self.kept:
             self._print_files()
 
-    def _print_why(self, verdict: Verdict) -> None:
-        if verdict.outcome != "masked":
+    def _print_why(self, outcome: Outcome) -> None:
+        if outcome.outcome != "masked":
             return
-        print(f"\n{verdict.rollout_id} is masked: {BUILD_REASONS.get(verdict.reason, verdict.reason)}")
-        for call in verdict.lost_calls:
+        print(f"\n{outcome.rollout_id} is masked: {BUILD_REASONS.get(outcome.reason, outcome.reason)}")
+        for call in outcome.lost_calls:
             killed = f"process {call['pid']} on {call['host']}, which was killed"
             print(f"  lost: call {call['model_call_id']}, begun by {killed}")
 

@@ -17,7 +17,7 @@ def database_file(database: str) -> Path:
     from token_id_capture.store.file.location import database_path
     from token_id_capture.store.file.warnings import WalResetBugWarning
 
-    # Said where a server starts and by the doctor; these commands keep to the gate.
+    # Said where a server starts and by the doctor; these commands keep to the writer lock.
     warnings.simplefilter("ignore", WalResetBugWarning)
     return database_path(database)
 

@@ -56,7 +56,7 @@ def stored_rollout(evidence: Evidence) -> StoredRollout:
         refused_calls=[intent.model_call_id for intent in evidence.intents if intent.outcome == "refused"],
         late_calls=[late.model_call_id for late in evidence.late_writes],
         recorded=[
-            Recorded(verdict.version, verdict.outcome, verdict.reason, tuple(verdict.metrics.get("reasons", ())))
-            for verdict in evidence.verdicts
+            Recorded(outcome.version, outcome.outcome, outcome.reason, tuple(outcome.metrics.get("reasons", ())))
+            for outcome in evidence.outcomes
         ],
     )

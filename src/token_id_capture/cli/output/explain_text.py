@@ -12,7 +12,7 @@ from token_id_capture.cli.output.units import plural
 from token_id_capture.explanation import (
     CallTree,
     Decode,
-    Departure,
+    ExplainedDivergence,
     Explanation,
     Finding,
     PlacedCall,
@@ -59,12 +59,12 @@ def _lines(explained: Explanation, decode: Decode | None) -> Iterator[str]:
 
 def _finding_lines(finding: Finding, tree: CallTree | None, decode: Decode | None) -> Iterator[str]:
     yield f"{finding.reason}: {finding.what}"
-    if not finding.departures:
+    if not finding.divergences:
         yield from (_INDENT + line for line in _call_lines(finding.calls, tree))
-    for departure, suspicion in finding.departures:
-        yield from (_INDENT + line for line in _departure_lines(departure, suspicion, decode))
-    if finding.more_departures:
-        yield f"{_INDENT}And {plural(finding.more_departures, 'more call')} like this."
+    for divergence, suspicion in finding.divergences:
+        yield from (_INDENT + line for line in _divergence_lines(divergence, suspicion, decode))
+    if finding.more_divergences:
+        yield f"{_INDENT}And {plural(finding.more_divergences, 'more call')} like this."
     for remedy in finding.remedies:
         yield f"{_INDENT}What to do: {remedy}"
 
@@ -82,15 +82,15 @@ def _name(call: PlacedCall) -> str:
     return f"call {call.number} ({call.entry.model_call_id})"
 
 
-def _departure_lines(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> Iterator[str]:
-    call, earlier = departure.call, departure.earlier
-    yield which_departs(departure, _name)
-    yield f"{where_it_departs(departure, _name)}:"
+def _divergence_lines(divergence: ExplainedDivergence, suspicion: Suspicion, decode: Decode | None) -> Iterator[str]:
+    call, earlier = divergence.call, divergence.earlier
+    yield which_departs(divergence, _name)
+    yield f"{where_it_departs(divergence, _name)}:"
     width = max(len(str(call.number)), len(str(earlier.number)))
-    for one, ids in ((earlier, departure.expected()), (call, departure.found())):
-        yield f"{_INDENT}call {one.number:<{width}} {_window(departure.position, *ids)}"
+    for one, ids in ((earlier, divergence.expected()), (call, divergence.found())):
+        yield f"{_INDENT}call {one.number:<{width}} {_window(divergence.position, *ids)}"
     if decode is not None:
-        for one, (before, after) in ((earlier, departure.expected()), (call, departure.found())):
+        for one, (before, after) in ((earlier, divergence.expected()), (call, divergence.found())):
             yield f"{_INDENT}call {one.number:<{width}} reads {decode([*before, *after])!r}"
     yield what_it_looks_like(suspicion)
 
@@ -107,15 +107,15 @@ def _as_dict(explained: Explanation, decode: Decode | None) -> dict[str, Any]:
         "rollout_id": explained.rollout_id,
         "state": explained.state,
         "version": explained.version,
-        "verdict": explained.verdict,
+        "verdict": explained.outcome,
         "headline": explained.headline,
         "findings": [
             {
                 "reason": finding.reason,
                 "what": finding.what,
                 "calls": [{"model_call_id": call_id, "detail": detail} for call_id, detail in finding.calls],
-                "departures": [_departure_dict(*pair, decode) for pair in finding.departures],
-                "more_departures": finding.more_departures,
+                "divergences": [_divergence_dict(*pair, decode) for pair in finding.divergences],
+                "more_divergences": finding.more_divergences,
                 "remedy": finding.remedy,
             }
             for finding in explained.findings
@@ -124,16 +124,16 @@ def _as_dict(explained: Explanation, decode: Decode | None) -> dict[str, Any]:
     }
 
 
-def _departure_dict(departure: Departure, suspicion: Suspicion, decode: Decode | None) -> dict[str, Any]:
-    sides = {"expected": departure.expected(), "found": departure.found()}
+def _divergence_dict(divergence: ExplainedDivergence, suspicion: Suspicion, decode: Decode | None) -> dict[str, Any]:
+    sides = {"expected": divergence.expected(), "found": divergence.found()}
     return {
-        "call": departure.call.entry.model_call_id,
-        "continues": departure.continues and departure.continues.entry.model_call_id,
-        "closest": departure.earlier.entry.model_call_id,
-        "position": departure.position,
-        "closest_length": departure.earlier.length,
-        "sampled_by": departure.sampled_by and departure.sampled_by.entry.model_call_id,
-        "before": departure.expected()[0].tolist(),
+        "call": divergence.call.entry.model_call_id,
+        "continues": divergence.continues and divergence.continues.entry.model_call_id,
+        "closest": divergence.earlier.entry.model_call_id,
+        "position": divergence.position,
+        "closest_length": divergence.earlier.length,
+        "sampled_by": divergence.sampled_by and divergence.sampled_by.entry.model_call_id,
+        "before": divergence.expected()[0].tolist(),
         **{side: after.tolist() for side, (_, after) in sides.items()},
         **(
             {f"{side}_text": decode([*before, *after]) for side, (before, after) in sides.items()}

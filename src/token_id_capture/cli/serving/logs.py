@@ -1,7 +1,7 @@
 """The log of a server process on standard error: lines for people, or JSON objects for programs.
 
 Each line names the call that it is about. Neither has keys, bodies or tokens in it: requests and
-replies are never logged, and of a foreign exception whose message may quote a value only the type.
+responses are never logged, and of a foreign exception whose message may quote a value only the type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from token_id_capture.sink import current_capture_context
 _ACCESS_LOGGER = "token_id_capture.access"
 
 # uvicorn's words on what the gateway does on purpose, and says itself: it refuses websockets, and
-# breaks a reply whose source broke.
+# breaks a response whose source broke.
 _EXPECTED = (
     "Unsupported upgrade request.",
     "No supported WebSocket library detected.",

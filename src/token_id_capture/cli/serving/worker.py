@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from token_id_capture.cli.serving.keys import read_key
 from token_id_capture.cli.serving.logs import log_to_stderr
+from token_id_capture.cli.serving.settings import GatewaySettings, header_names
 from token_id_capture.errors import ConfigurationError
-from token_id_capture.server.settings import GatewaySettings, header_names
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -41,7 +41,7 @@ _RULES: Final = (
     _Rule("nothing: the engine does not serve this", detail="HTTP 404"),
     _Rule("give the address that it redirects to as --upstream", reason=reasons.UNCAPTURED_ENDPOINT, detail="^HTTP 3"),
     _Rule(
-        "have the engine, or the proxy in between, not compress replies",
+        "have the engine, or the proxy in between, not compress responses",
         reason=reasons.INVALID_TOKENS,
         detail="is compressed",
     ),
@@ -91,8 +91,8 @@ _RULES: Final = (
         detail="no log probabilities",
     ),
     _Rule(
-        "serve the model with an engine that returns token ids (vLLM, SGLang, llama-server), or name the strategy: "
-        "--engine",
+        "serve the model with an engine that returns token ids (vLLM, SGLang, llama-server), or name the engine "
+        "adapter: --engine",
         reason=reasons.NO_TOKEN_IDS,
     ),
     _Rule(

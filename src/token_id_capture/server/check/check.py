@@ -63,7 +63,7 @@ class ModeResult:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found out; ``engine`` is the strategy that was used, and ``streaming`` how streams must be asked for."""
+    """What was found out; ``engine`` is the adapter that was used, ``streaming`` how streams must be asked for."""
 
     found: FoundEngine
     engine: str
@@ -86,7 +86,7 @@ async def check_engine(
 ) -> CheckResult:
     """Ask the engine who it is, and try each of ``MODES``; each may take ``seconds``.
 
-    Where the streams of a chat are not captured and whole replies are, ``streaming`` is ``never``.
+    Where the streams of a chat are not captured and whole responses are, ``streaming`` is ``never``.
 
     Raises:
         ConfigurationError: there is no such engine.

@@ -84,9 +84,9 @@ async def _answer(exchanges: Exchanges, path: str) -> Any:
     """The parsed answer to a GET; None if it is none."""
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
     try:
-        async with asyncio.timeout(ASKING_SECONDS), exchanges.open(scope, b"", plain=True) as reply:
-            body = await reply.read()
-            return orjson.loads(body) if reply.status == 200 else None
+        async with asyncio.timeout(ASKING_SECONDS), exchanges.open(scope, b"", plain=True) as response:
+            body = await response.read()
+            return orjson.loads(body) if response.status == 200 else None
     except TimeoutError as error:
         raise UpstreamError(f"GET {path} was not answered in {ASKING_SECONDS:g} s", status=504, sent=True) from error
     except orjson.JSONDecodeError:

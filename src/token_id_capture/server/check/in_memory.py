@@ -48,7 +48,7 @@ class MemorySink:
 
 
 @dataclass(frozen=True)
-class MemoryReply:
+class MemoryResponse:
     """What the client got; ``whole`` is false where the connection would have broken."""
 
     status: int
@@ -59,7 +59,7 @@ class MemoryReply:
 
 async def call_in_memory(
     app: ASGIApp, method: str, path: str, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> MemoryReply:
+) -> MemoryResponse:
     """Make one captured call to an application, as a client that stays until the end."""
     target = f"{ROLLOUT_PREFIX}/in-memory{CAPTURE_SEGMENT}{path}"
     scope: Scope = {
@@ -90,7 +90,7 @@ async def call_in_memory(
 
     await app(scope, receive, send)
     start, *pieces = sent
-    return MemoryReply(
+    return MemoryResponse(
         start["status"],
         list(start["headers"]),
         b"".join(piece.get("body", b"") for piece in pieces),

@@ -1,4 +1,4 @@
-"""An engine of unknown kind: ask as for vLLM, and read whichever shape the reply has."""
+"""An engine of unknown kind: ask as for vLLM, and read whichever shape the response has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from token_id_capture.server.text.json_splice import Hidden
 
 
 class AutoEngine:
-    """Decides by the reply: the first of ``candidates`` that finds token ids in it reads it.
+    """Decides by the response: the first of ``candidates`` that finds token ids in it reads it.
 
     The last of them is asked for as it wants to be, and reads what none of them finds ids in. So
     this fits servers that ignore fields they don't know.

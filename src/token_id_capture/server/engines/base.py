@@ -1,13 +1,13 @@
 """What the gateway must know of an engine, and nothing else.
 
-The gateway does the rest the same way for all of them: it sends the request, passes the reply on,
+The gateway does the rest the same way for all of them: it sends the request, passes the response on,
 compares counts, and stores. ``engines/__init__.py`` says how one is chosen; a class outside this
 package that keeps the protocol ``Engine`` can be chosen too, and ``token_id_capture.testing.replay``
 tries it on recorded traffic.
 
-A strategy only finds things. It need not check them: arrays that are missing, too short or of the
-wrong type are refused later, for all engines alike. What only the strategy can see goes into
-``ChoiceTokens.problem``. Nothing that an engine sends may make a strategy raise.
+A engine adapter only finds things. It need not check them: arrays that are missing, too short or of the
+wrong type are refused later, for all engines alike. What only the engine adapter can see goes into
+``ChoiceTokens.problem``. Nothing that an engine sends may make a engine adapter raise.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PackedLogProbs:
 
 @dataclass
 class ChoiceTokens:
-    """What a reply says of the tokens of one choice; None where it says nothing.
+    """What a response says of the tokens of one choice; None where it says nothing.
 
     ``ids`` and ``log_probs`` have one item for each generated token, unchecked unless they are packed.
     ``log_prob_ids`` are the ids that the log probability entries name, and ``texts`` the tokens as
@@ -77,7 +77,7 @@ class ChoiceTokens:
 
 
 class Reader(Protocol):
-    """Collects the tokens of one reply, which is one part, or as many as a stream has chunks."""
+    """Collects the tokens of one response, which is one part, or as many as a stream has chunks."""
 
     def add(self, part: Any) -> Mapping[str, Any]:
         """Take the next part: parsed JSON, an object except where an engine's own endpoint sends arrays.
@@ -109,7 +109,7 @@ class Engine(Protocol):
     def can_stream(self, endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
         """Whether a stream would carry every id and log probability.
 
-        If not, the engine is asked for a whole reply, and the client's stream is made from it.
+        If not, the engine is asked for a whole response, and the client's stream is made from it.
         Not asked for ``Endpoint.GENERATE``, which always streams as the client asked.
         """
         ...
@@ -119,11 +119,11 @@ class Engine(Protocol):
         ...
 
     def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
-        """A reader for the reply to this request."""
+        """A reader for the response to this request."""
         ...
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
-        """What the client of this request did not ask for, in replies and in stream chunks."""
+        """What the client of this request did not ask for, in responses and in stream chunks."""
         ...
 
 
@@ -147,7 +147,7 @@ def reads_packed_arrays(engine: Engine) -> bool:
 ENGINE_METHODS: Final = ("can_stream", "request_fields", "reader", "hidden")
 
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""Posts a JSON object to a path of the engine, and gives the parsed reply."""
+"""Posts a JSON object to a path of the engine, and gives the parsed response."""
 
 
 class EngineAnswerError(Exception):
@@ -156,7 +156,7 @@ class EngineAnswerError(Exception):
 
 @runtime_checkable
 class TokenizesPrompts(Protocol):
-    """Optional extension of an engine whose replies lack the prompt's ids, but which has a tokenizer endpoint."""
+    """Optional extension of an engine whose responses lack the prompt's ids, but which has a tokenizer endpoint."""
 
     async def prompt_ids(self, endpoint: Endpoint, body: Mapping[str, Any], ask: Ask) -> list[Any]:
         """The ids of this request's prompt, as the engine's own template and tokenizer make them.
@@ -168,7 +168,7 @@ class TokenizesPrompts(Protocol):
 
 
 class DeltaReader:
-    """A ``Reader`` for replies in OpenAI's shape whose parts each carry the tokens that are new in them.
+    """A ``Reader`` for responses in OpenAI's shape whose parts each carry the tokens that are new in them.
 
     ``read`` finds the arrays of one part, by choice index. A bound method of a reader would make a
     cycle, and its tokens would stay until the garbage collector comes.
@@ -229,9 +229,9 @@ def _joined(known: list[Any] | _Values | None, new: list[Any] | _Values | None) 
     return [*known, *new]
 
 
-def choices_of(reply: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The choices of a reply or chunk with their indices; what is no choice is passed over."""
-    choices = reply.get("choices")
+def choices_of(response: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The choices of a response or chunk with their indices; what is no choice is passed over."""
+    choices = response.get("choices")
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(choice, dict):
             index = choice.get("index")
@@ -239,11 +239,11 @@ def choices_of(reply: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any
 
 
 PROVIDER_FIELDS: Final = "provider_specific_fields"
-"""Where LiteLLM puts the members of a reply, a choice, a message or a delta that OpenAI does not have."""
+"""Where LiteLLM puts the members of a response, a choice, a message or a delta that OpenAI does not have."""
 
 
 def unwrapped(holder: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A reply, choice or message with the members that LiteLLM moved aside, also from its message or delta."""
+    """A response, choice or message with the members that LiteLLM moved aside, also from its message or delta."""
     moved: dict[str, Any] = {}
     for inner in (holder.get("delta"), holder.get("message"), holder):
         fields = inner.get(PROVIDER_FIELDS) if isinstance(inner, dict) else None

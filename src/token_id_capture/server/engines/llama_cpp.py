@@ -4,7 +4,7 @@ The entries of its log probabilities name the id of each token: ``logprobs.conte
 and in text completions, ``completion_probabilities[].id`` in its own ``/completion``. It leaves them
 out where ``top_logprobs`` is 0, so one alternative is asked for.
 
-- The ids of a prompt are in no reply. Where the client gave text, ``/apply-template`` and
+- The ids of a prompt are in no response. Where the client gave text, ``/apply-template`` and
   ``/tokenize`` tell them, at the price of one or two more requests, and only with
   ``--tokenize-prompts``: without it only prompts that were given as ids can be captured.
 - A streamed chat loses the token that ends it, and refuses tools beside log probabilities. So chats
@@ -152,5 +152,5 @@ def _at_least_one(asked: object) -> Any:
     return 1 if asked is None or asked is False or asked == 0 else asked
 
 
-def _member(reply: Any, name: str) -> Any:
-    return reply.get(name) if isinstance(reply, Mapping) else None
+def _member(response: Any, name: str) -> Any:
+    return response.get(name) if isinstance(response, Mapping) else None

@@ -1,6 +1,6 @@
 """SGLang's ``/generate``: text or ids in, one object or an array of them out.
 
-A reply has ``text``, ``output_ids`` and ``prompt_token_ids``, and in its ``meta_info`` the id, the
+A response has ``text``, ``output_ids`` and ``prompt_token_ids``, and in its ``meta_info`` the id, the
 counts, the finish reason and ``output_token_logprobs``, whose entries are log probability, token id
 and text or null. With ``n`` above 1 or a batch it is an array of such objects.
 
@@ -57,23 +57,23 @@ class _Choice:
     experts: Any = None
     problem: str | None = None
 
-    def add(self, reply: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def add(self, response: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Take what one object says of the choice."""
         self.count = meta.get("completion_tokens")
-        self.prompt = self.prompt or array(reply.get("prompt_token_ids"))
+        self.prompt = self.prompt or array(response.get("prompt_token_ids"))
         version = meta.get("weight_version")
         self.version = self.version if version is None else str(version)
         self.experts = self.experts if meta.get("routed_experts") is None else meta["routed_experts"]
         total = meta.get("output_token_logprobs_length")
         total = self.count if total is None else total
         repeats = True
-        ids = array(reply.get("output_ids"))
+        ids = array(response.get("output_ids"))
         if ids is not None:
             self.ids, repeats = self._joined(self.ids or [], ids, total)
         pairs = read_pairs(meta)
         if pairs is not None:
             self.pairs, repeats = self._joined(self.pairs or [], pairs, total)
-        text = reply.get("text")
+        text = response.get("text")
         if isinstance(text, str):
             self.text = text if repeats else self.text + text
 
@@ -93,7 +93,7 @@ class _Choice:
 
 
 class GenerateReader:
-    """A ``Reader`` for one reply to the request ``body``."""
+    """A ``Reader`` for one response to the request ``body``."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         given = body.get("input_ids")
@@ -104,15 +104,15 @@ class GenerateReader:
         """Take an object, or an array of them, and return it as a chat with the whole messages so far."""
         shown: list[dict[str, Any]] = []
         response_id = None
-        for position, reply in enumerate(part if isinstance(part, list) else [part]):
-            meta = reply.get("meta_info") if isinstance(reply, Mapping) else None
+        for position, response in enumerate(part if isinstance(part, list) else [part]):
+            meta = response.get("meta_info") if isinstance(response, Mapping) else None
             if not isinstance(meta, Mapping):
                 continue
-            index = reply.get("index")
+            index = response.get("index")
             index = index if type(index) is int else position
             response_id = response_id or meta.get("id")
             choice = self._choices.setdefault(index, _Choice())
-            choice.add(reply, meta)
+            choice.add(response, meta)
             message = {"role": "assistant", "content": choice.text}
             shown.append({"index": index, "message": message, "finish_reason": _finish_reason(meta)})
         return {"id": response_id, "choices": shown, "usage": {"completion_tokens": self._count()}}

@@ -1,6 +1,6 @@
 """vLLM, and servers that took over its fields (``return_token_ids``).
 
-Shapes of vLLM 0.32, chat: ``prompt_token_ids`` at the top of the reply and of each choice's first
+Shapes of vLLM 0.32, chat: ``prompt_token_ids`` at the top of the response and of each choice's first
 chunk; ``choices[].token_ids`` and ``choices[].logprobs.content[].logprob``, in chunks for the new
 tokens alone. Completions: ``prompt_token_ids``, ``token_ids`` and ``logprobs.token_logprobs`` all in
 the choice. ``/inference/v1/generate`` takes and gives ids, ``prompt_token_ids`` as a chat does, and

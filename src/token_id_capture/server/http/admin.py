@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink
-from token_id_capture.server.http.errors import reply_error
+from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import CONTENT_TYPE, GatewayMetrics
 from token_id_capture.server.http.readiness import Readiness, WatchedSink
 
@@ -42,7 +42,7 @@ class Operations:
         if answer is None:
             await self._app(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
-            await reply_error(scope, receive, send, 405, "Use GET here.", "method_not_allowed", allow="GET, HEAD")
+            await send_error(scope, receive, send, 405, "Use GET here.", "method_not_allowed", allow="GET, HEAD")
         else:
             response = await answer()
             await response(scope, receive, send)

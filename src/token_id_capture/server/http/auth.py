@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from token_id_capture.server.http.errors import reply_error
+from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
 
 
@@ -34,7 +34,7 @@ class ApiKeyMiddleware:
         if not self._is_sent(scope["headers"]):
             self._metrics.unauthorized.inc()
             message = "The gateway's API key is missing or wrong: send it as Authorization: Bearer, or as x-api-key."
-            await reply_error(scope, receive, send, 401, message, "invalid_api_key", **{"www-authenticate": "Bearer"})
+            await send_error(scope, receive, send, 401, message, "invalid_api_key", **{"www-authenticate": "Bearer"})
             return
         # A header of any name that repeats the key would carry it to the engine.
         kept = [(name, value) for name, value in scope["headers"] if not self._is_key(value, _bearer(value))]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Receive, Scope, Send
 
-from token_id_capture.server.http.errors import reply_error
+from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.upstream import RawHeaders
 
 
@@ -52,7 +52,7 @@ class HangUpLimit:
 
 
 class Client:
-    """Reads the request, and writes the reply for as long as somebody listens."""
+    """Reads the request, and writes the response for as long as somebody listens."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -88,7 +88,7 @@ class Client:
                 return b"".join(pieces)
 
     async def start(self, status: int, headers: RawHeaders) -> None:
-        """Send the head of the reply."""
+        """Send the head of the response."""
         self.started = True
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -98,18 +98,18 @@ class Client:
             await self._deliver({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
-        """Send the last piece of the body. A reply that is never finished breaks the connection."""
+        """Send the last piece of the body. A response that is never finished breaks the connection."""
         await self._deliver({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def reply(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        """Send a whole reply."""
+    async def response(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """Send a whole response."""
         await self.start(status, headers)
         await self.finish(body)
 
-    async def reply_error(self, status: int, message: str, code: str) -> None:
+    async def send_error(self, status: int, message: str, code: str) -> None:
         """Send an error of the gateway's own."""
         self.started = True
-        await reply_error(self.scope, self._receive, self._deliver, status, message, code)
+        await send_error(self.scope, self._receive, self._deliver, status, message, code)
 
     async def limit_after_hang_up(self, seconds: float, work: Callable[[HangUpLimit], Awaitable[None]]) -> None:
         """Do ``work``, watch for the client's hanging up meanwhile, and cancel it ``seconds`` later.

@@ -1,4 +1,4 @@
-"""Replies that the server makes itself, in the shape that OpenAI clients show to their users."""
+"""Responses that the server makes itself, in the shape that OpenAI clients show to their users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 
-async def reply_error(
+async def send_error(
     scope: Scope, receive: Receive, send: Send, status: int, message: str, code: str, **headers: str
 ) -> None:
     """Answer with ``{"error": {"message", "type", "param", "code"}}``."""
@@ -36,4 +36,4 @@ async def refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
         await send(closing)
         return
     message = "Calls over a websocket are not captured; use HTTP."
-    await reply_error(scope, receive, send, 426, message, "upgrade_required", upgrade="HTTP/1.1", connection="upgrade")
+    await send_error(scope, receive, send, 426, message, "upgrade_required", upgrade="HTTP/1.1", connection="upgrade")

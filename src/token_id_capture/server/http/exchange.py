@@ -10,8 +10,8 @@ from starlette.types import Scope
 from token_id_capture.server.http.upstream import RawHeaders
 
 
-class Reply(Protocol):
-    """A reply whose head has arrived. Reading it raises ``UpstreamError`` where it breaks off."""
+class Response(Protocol):
+    """A response whose head has arrived. Reading it raises ``UpstreamError`` where it breaks off."""
 
     @property
     def status(self) -> int: ...
@@ -36,23 +36,23 @@ class Reply(Protocol):
 class Exchanges(Protocol):
     """Sends requests to one engine."""
 
-    def open(self, scope: Scope, body: bytes, *, plain: bool) -> AbstractAsyncContextManager[Reply]:
-        """Send the request of ``scope`` with this body; ``plain`` asks for a reply without compression.
+    def open(self, scope: Scope, body: bytes, *, plain: bool) -> AbstractAsyncContextManager[Response]:
+        """Send the request of ``scope`` with this body; ``plain`` asks for a response without compression.
 
         Raises:
-            UpstreamError: no reply arrived.
+            UpstreamError: no response arrived.
         """
         ...
 
 
-def header(reply: Reply, name: bytes) -> str | None:
-    """A header of a reply; engines write the names in any case. ``name`` is in lower case."""
-    return next((value.decode("latin-1") for known, value in reply.headers if known.lower() == name), None)
+def header(response: Response, name: bytes) -> str | None:
+    """A header of a response; engines write the names in any case. ``name`` is in lower case."""
+    return next((value.decode("latin-1") for known, value in response.headers if known.lower() == name), None)
 
 
-def redirection(reply: Reply) -> str | None:
-    """Where a reply sends its client; None if it sends it nowhere.
+def redirection(response: Response) -> str | None:
+    """Where a response sends its client; None if it sends it nowhere.
 
     Clients follow it by themselves, and what they ask there is not seen here.
     """
-    return header(reply, b"location") if 300 <= reply.status < 400 else None
+    return header(response, b"location") if 300 <= response.status < 400 else None

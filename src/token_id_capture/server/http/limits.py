@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from token_id_capture.server.http.errors import reply_error
+from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.wire.endpoints import Kind, kind_of
 from token_id_capture.sink import current_capture_context
@@ -23,7 +23,7 @@ class CallsInFlight:
     """Counts requests that could generate, and answers 503 where ``limit`` of them are in flight.
 
     It stands before the gateway, so a call too many is neither read, registered nor sent. A limit
-    of 0 is none. A call whose client hung up counts until the engine's reply is drained.
+    of 0 is none. A call whose client hung up counts until the engine's response is drained.
     """
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics, *, limit: int = 0) -> None:
@@ -36,19 +36,19 @@ class CallsInFlight:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = _WatchedReply(send, self._metrics)
+        response = _WatchedResponse(send, self._metrics)
         begun = perf_counter()
         try:
             if kind_of(scope["method"], scope["path"]) is Kind.HARMLESS:
-                await self._app(scope, receive, reply.send)
+                await self._app(scope, receive, response.send)
             elif self._limit and self._calls >= self._limit:
-                await self._refuse(scope, receive, reply.send)
+                await self._refuse(scope, receive, response.send)
             else:
-                await self._serve(scope, receive, reply.send)
+                await self._serve(scope, receive, response.send)
         finally:
-            reply.end()
+            response.end()
             if access_logger.isEnabledFor(logging.INFO):
-                _log_access(scope, reply.status, perf_counter() - begun)
+                _log_access(scope, response.status, perf_counter() - begun)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._calls += 1
@@ -68,11 +68,11 @@ class CallsInFlight:
             "Try again soon."
         )
         wait = {"retry-after": str(RETRY_AFTER_SECONDS)}
-        await reply_error(scope, receive, send, 503, message, "too_many_calls", **wait)
+        await send_error(scope, receive, send, 503, message, "too_many_calls", **wait)
 
 
-class _WatchedReply:
-    """Passes a reply on, and knows its status and whether it is a stream in flight."""
+class _WatchedResponse:
+    """Passes a response on, and knows its status and whether it is a stream in flight."""
 
     def __init__(self, send: Send, metrics: GatewayMetrics) -> None:
         self.status: int | None = None
@@ -96,7 +96,7 @@ class _WatchedReply:
 def _log_access(scope: Scope, status: int | None, seconds: float) -> None:
     method, path = scope["method"], scope["path"]
     fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 6)}
-    shown = "no reply" if status is None else status
+    shown = "no response" if status is None else status
     access_logger.info("%s %s: %s, %.3f s", method, path, shown, seconds, extra={"fields": fields})
 
 

@@ -45,10 +45,10 @@ _KEEPALIVE_SECONDS: Final = 4.0
 
 
 class UpstreamError(Exception):
-    """The engine gave no whole reply.
+    """The engine gave no whole response.
 
     ``sent`` is false if it cannot have seen the request. ``status`` is the gateway's answer, where
-    no reply was begun: 502, or 504 for a timeout.
+    no response was begun: 502, or 504 for a timeout.
     """
 
     def __init__(self, message: str, *, status: int, sent: bool) -> None:
@@ -57,8 +57,8 @@ class UpstreamError(Exception):
         self.sent = sent
 
 
-class UpstreamReply:
-    """A reply whose head has arrived."""
+class UpstreamResponse:
+    """A response whose head has arrived."""
 
     def __init__(self, response: aiohttp.ClientResponse, name: str, read_timeout: float) -> None:
         self._response = response
@@ -92,7 +92,7 @@ class Upstream:
 
     ``url`` may have a path, which is put before the path of each request. Since clients send their
     own ``/v1``, one at the end of ``url`` is left out. ``read_timeout`` is the longest silence in
-    seconds, not a limit on the whole reply. Without ``keep_alive`` each request has a connection of
+    seconds, not a limit on the whole response. Without ``keep_alive`` each request has a connection of
     its own. ``api_key`` is sent as a bearer token, in place of what the client sent to prove who it is.
     """
 
@@ -116,11 +116,11 @@ class Upstream:
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
-    async def open(self, scope: Scope, body: bytes, *, plain: bool) -> AsyncIterator[UpstreamReply]:
-        """Send the request of ``scope`` with this body. ``plain`` asks for a reply without compression.
+    async def open(self, scope: Scope, body: bytes, *, plain: bool) -> AsyncIterator[UpstreamResponse]:
+        """Send the request of ``scope`` with this body. ``plain`` asks for a response without compression.
 
         Raises:
-            UpstreamError: no reply arrived.
+            UpstreamError: no response arrived.
         """
         target = URL(str(self.url).rstrip("/") + _target(scope), encoded=True)
         replaced = _REPLACED_IN_REQUESTS | ({b"accept-encoding"} if plain else frozenset())
@@ -144,7 +144,7 @@ class Upstream:
                 )
         body = b""  # a long prompt need not wait for its answer
         async with response:
-            yield UpstreamReply(response, str(self.url), self._read_timeout)
+            yield UpstreamResponse(response, str(self.url), self._read_timeout)
 
     async def reach(self) -> None:
         """Open a connection and close it again, to find out whether the engine listens.

@@ -63,7 +63,7 @@ def kind_of(method: str, path: str, captured: Collection[str] = OPENAI_PATHS) ->
 
 
 def expected_choices(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """How many choices the reply will have: ``n``, for each prompt where there are several."""
+    """How many choices the response will have: ``n``, for each prompt where there are several."""
     prompts = body.get("prompt") if endpoint is Endpoint.COMPLETIONS else None
     n = body.get("n")
     if endpoint is Endpoint.GENERATE:

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from token_id_capture import reasons
 from token_id_capture.errors import InvalidEntryError
 from token_id_capture.records import TokenEntry
-from token_id_capture.server.wire.response import ServedChoice, ServedReply
+from token_id_capture.server.wire.response import EngineChoice, EngineResponse
 from token_id_capture.sink import CaptureContext, describe_validation
 from token_id_capture.tokens import LogProbs, TokenIds
 
@@ -126,30 +126,30 @@ class CapturedRequest:
         return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
 
 
-def entries_from(context: CaptureContext, request: CapturedRequest, reply: ServedReply) -> list[TokenEntry]:
+def entries_from(context: CaptureContext, request: CapturedRequest, response: EngineResponse) -> list[TokenEntry]:
     """One entry for each choice; the first has the call's own id, the others add their position.
 
     Raises:
         NotCapturableError: the tokens are missing, not equally many, or no tokens.
     """
-    if reply.problem is not None:
-        raise NotCapturableError(reasons.INVALID_TOKENS, reply.problem)
-    if not reply.choices:
-        raise NotCapturableError(reasons.NO_TOKEN_IDS, "the reply has no choices")
-    arrays = [_arrays(position, choice, reply) for position, choice in enumerate(reply.choices)]
-    _check_counts(arrays, reply.completion_tokens)
+    if response.problem is not None:
+        raise NotCapturableError(reasons.INVALID_TOKENS, response.problem)
+    if not response.choices:
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, "the response has no choices")
+    arrays = [_arrays(position, choice, response) for position, choice in enumerate(response.choices)]
+    _check_counts(arrays, response.completion_tokens)
     prompts: dict[int, TokenIds] = {}
     shared: dict[str, Any] = {
         "rollout_id": context.rollout_id,
-        "model": reply.model or request.model,
+        "model": response.model or request.model,
         "created_at": time(),
-        "response_id": reply.response_id,
+        "response_id": response.response_id,
         "sampling": request.sampling,
         "log_probs_mode": request.log_probs_mode,
         **({"session_headers": request.session_headers} if request.session_headers else {}),
     }
     entries: list[TokenEntry] = []
-    for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(reply.choices, arrays, strict=True)):
+    for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(response.choices, arrays, strict=True)):
         tokens = choice.tokens
         spans = tokens.weight_versions
         try:
@@ -180,7 +180,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, reply: Serve
 _Arrays: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
-def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
+def _arrays(position: int, choice: EngineChoice, response: EngineResponse) -> _Arrays:
     """The prompt ids, ids and log probabilities of a choice; an empty generation may lack the latter two."""
     tokens = choice.tokens
     if tokens.problem is not None:
@@ -188,7 +188,7 @@ def _arrays(position: int, choice: ServedChoice, reply: ServedReply) -> _Arrays:
     named = [ids for ids in (tokens.log_prob_ids, _spelled_ids(tokens.texts)) if ids is not None]
     ids = next(iter(named), None) if tokens.ids is None else tokens.ids
     log_probs = tokens.log_probs
-    if reply.completion_tokens == 0 or (ids is not None and not ids):
+    if response.completion_tokens == 0 or (ids is not None and not ids):
         ids, log_probs = ids or [], log_probs or []
     prompt = tokens.prompt_ids or None  # nothing is sampled after nothing
     if prompt is None or ids is None or log_probs is None:

@@ -1,9 +1,9 @@
-"""A whole reply, read without parsing its long arrays one value after the other.
+"""A whole response, read without parsing its long arrays one value after the other.
 
-Nearly all of a reply is three arrays: the prompt's ids, which grow with the rollout, the generated
+Nearly all of a response is three arrays: the prompt's ids, which grow with the rollout, the generated
 ids, and an object for each log probability. They are found by their keys, cut out and read by
 themselves, the prompt only from where it goes on after the rollout's last sequence; the short rest
-is parsed as usual. A mark in the place of each array says where in the parsed reply it belongs, and
+is parsed as usual. A mark in the place of each array says where in the parsed response it belongs, and
 where in the text the client gets it back, or a null.
 
 This guesses how engines write, and parsing proves each guess: inside a string every quotation mark
@@ -70,8 +70,8 @@ class _Cut:
     value: Any
 
 
-class ReplyBody:
-    """A reply: its ``text`` as it came, and what it says: ``parsed``, which is None if it is no JSON."""
+class ResponseBody:
+    """A response: its ``text`` as it came, and what it says: ``parsed``, which is None if it is no JSON."""
 
     def __init__(self, text: bytes, parsed: Any, rest: bytes, cuts: list[_Cut]) -> None:
         self.parsed = parsed
@@ -80,8 +80,8 @@ class ReplyBody:
         self._cuts = cuts
 
     @classmethod
-    def parse(cls, text: bytes) -> ReplyBody:
-        """Read a reply into plain objects."""
+    def parse(cls, text: bytes) -> ResponseBody:
+        """Read a response into plain objects."""
         try:
             parsed = orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -89,7 +89,7 @@ class ReplyBody:
         return cls(text, parsed, text, [])
 
     def visible(self, splicer: Splicer) -> bytes:
-        """The reply with what ``splicer`` hides as null, and all else as the engine wrote it.
+        """The response with what ``splicer`` hides as null, and all else as the engine wrote it.
 
         Raises:
             ValueError: the text could not be followed.
@@ -110,7 +110,7 @@ class ReplyBody:
 
 
 class BodyReader:
-    """Reads the replies of a rollout, whole or chunk by chunk; arrays may come out packed.
+    """Reads the responses of a rollout, whole or chunk by chunk; arrays may come out packed.
 
     Without ``known`` they never do, and all is parsed as usual.
     """
@@ -119,26 +119,26 @@ class BodyReader:
         self._known = known
         self._rollout_id = rollout_id
 
-    def whole(self, text: bytes) -> ReplyBody:
-        """Read a reply; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
+    def whole(self, text: bytes) -> ResponseBody:
+        """Read a response; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
         if self._known is None:
-            return ReplyBody.parse(text)
+            return ResponseBody.parse(text)
         try:
             cuts = _log_probs(text)
             cuts.append(_generation(text, cuts[-1].end if cuts else 0))
             return self._cut(text, cuts, self._known)
         except (ValueError, StopIteration, RecursionError, msgspec.DecodeError):
-            return ReplyBody.parse(text)
+            return ResponseBody.parse(text)
 
-    def chunk(self, text: bytes) -> ReplyBody:
-        """Read a chunk of a streamed reply; of its arrays only the prompt's, which the first one has, is long."""
+    def chunk(self, text: bytes) -> ResponseBody:
+        """Read a chunk of a streamed response; of its arrays only the prompt's, which the first one has, is long."""
         if self._known is not None and _PROMPT in text:
             with contextlib.suppress(ValueError):
                 return self._cut(text, [], self._known)
-        return ReplyBody.parse(text)
+        return ResponseBody.parse(text)
 
-    def _cut(self, text: bytes, cuts: list[_Cut], known: KnownTexts) -> ReplyBody:
-        """Read the rest of a reply and its prompt."""
+    def _cut(self, text: bytes, cuts: list[_Cut], known: KnownTexts) -> ResponseBody:
+        """Read the rest of a response and its prompt."""
         start, end = _array(text, _PROMPT, cuts[-1].end if cuts else 0)
         prompt = text[start:end]
         ids = known.read(self._rollout_id, prompt)
@@ -148,7 +148,7 @@ class BodyReader:
         parsed = orjson.loads(rest)
         _put_back(parsed, {cut.name: cut.value for cut in cuts})
         known.remember(self._rollout_id, prompt, ids)
-        return ReplyBody(text, parsed, rest, cuts)
+        return ResponseBody(text, parsed, rest, cuts)
 
 
 def _array(text: bytes, key: bytes, position: int) -> tuple[int, int]:
@@ -159,7 +159,7 @@ def _array(text: bytes, key: bytes, position: int) -> tuple[int, int]:
 
 
 def _log_probs(text: bytes) -> list[_Cut]:
-    """The log probabilities of a chat; none where the reply has none in this shape."""
+    """The log probabilities of a chat; none where the response has none in this shape."""
     found = text.find(_LOG_PROBS)
     if found < 0:
         return []
@@ -198,7 +198,7 @@ def _with(text: bytes, cuts: list[_Cut], replacements: Mapping[str, bytes]) -> b
 
 
 def _put_back(parsed: Any, values: dict[str, Any]) -> None:
-    """Put the values where their marks are, which is in the reply or in one of its choices.
+    """Put the values where their marks are, which is in the response or in one of its choices.
 
     Raises:
         ValueError: a mark is somewhere else.

@@ -1,4 +1,4 @@
-"""Assistant messages as content items, the same from a complete reply and from a stream's deltas."""
+"""Assistant messages as content items, the same from a complete response and from a stream's deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client sees of a captured reply: the engine's bytes, less what it did not ask for."""
+"""What the client sees of a captured response: the engine's bytes, less what it did not ask for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from token_id_capture.server.engines.base import PROVIDER_FIELDS, choices_of
 from token_id_capture.server.text.json_splice import EVERY, Hidden, Splicer
 from token_id_capture.server.text.sse import Event
-from token_id_capture.server.wire.fast_parse import ReplyBody
+from token_id_capture.server.wire.fast_parse import ResponseBody
 
 _logger = logging.getLogger(__name__)
 
 
 class ClientView:
-    """Hides what was added for the capture, in replies and in the events of a stream.
+    """Hides what was added for the capture, in responses and in the events of a stream.
 
     ``hide_usage`` swallows the chunk that only tells the usage, where the client had not asked for it.
     """
@@ -31,21 +31,21 @@ class ClientView:
         self._silent = {"index", "delta"} | members
         self._hide_usage = hide_usage
 
-    def reply(self, reply: ReplyBody) -> bytes:
-        """A complete reply, or the data of one event, as the client sees it."""
+    def response(self, response: ResponseBody) -> bytes:
+        """A complete response, or the data of one event, as the client sees it."""
         try:
-            return reply.visible(self._splicer)
+            return response.visible(self._splicer)
         except ValueError as error:
-            # More than it asked for does a client no harm; a broken reply would.
-            _logger.warning("a reply is passed on with the token fields in it: %s", error)
-            return reply.text
+            # More than it asked for does a client no harm; a broken response would.
+            _logger.warning("a response is passed on with the token fields in it: %s", error)
+            return response.text
 
-    def event(self, event: Event, data: ReplyBody) -> bytes:
+    def event(self, event: Event, data: ResponseBody) -> bytes:
         """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
         chunk = data.parsed
         if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
             return b""
-        visible = self.reply(data)
+        visible = self.response(data)
         return event.raw if visible is data.text else event.with_data(visible)
 
     def _is_extension(self, chunk: Mapping[str, Any]) -> bool:
@@ -82,7 +82,7 @@ def _said(holder: object) -> list[str]:
 
 
 def _moved_aside(hidden: tuple[Hidden, ...]) -> Iterator[Hidden]:
-    """The same rules for where LiteLLM puts the members of a reply, a choice or a message."""
+    """The same rules for where LiteLLM puts the members of a response, a choice or a message."""
     for rule in hidden:
         *holder, name = rule.path
         yield Hidden((*holder, PROVIDER_FIELDS, name), cut=True)

@@ -13,7 +13,7 @@ from token_id_capture.server.text.json_splice import set_members
 from token_id_capture.server.wire.endpoints import expected_choices
 
 Streaming: TypeAlias = Literal["auto", "always", "never"]
-"""Whether the engine is asked for a stream where the client wants one: ``auto`` leaves it to the strategy."""
+"""Whether the engine is asked for a stream where the client wants one: ``auto`` leaves it to the engine adapter."""
 
 _TRUE: Final = (True, "true", "True", "1")  # as engines that validate with pydantic read it
 

@@ -1,6 +1,6 @@
-"""What one captured call produced, read from a complete reply or merged from the chunks of a stream.
+"""What one captured call produced, read from a complete response or merged from the chunks of a stream.
 
-Both ways give the same ``ServedReply`` for the same generation.
+Both ways give the same ``EngineResponse`` for the same generation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from token_id_capture.server.wire.messages import MessageMerger, message_item
 
 
 @dataclass
-class ServedChoice:
+class EngineChoice:
     """One choice: its assistant message as a content item, and its tokens."""
 
     item: dict[str, Any]
@@ -23,8 +23,8 @@ class ServedChoice:
 
 
 @dataclass
-class ServedReply:
-    """A whole reply; ``choices`` are in the order of their indices.
+class EngineResponse:
+    """A whole response; ``choices`` are in the order of their indices.
 
     ``completion_tokens`` and ``prompt_tokens`` are the engine's own counts. ``problem`` says why the
     choices cannot be told apart.
@@ -34,30 +34,30 @@ class ServedReply:
     model: str | None = None
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
-    choices: list[ServedChoice] = field(default_factory=list)
+    choices: list[EngineChoice] = field(default_factory=list)
     problem: str | None = None
 
-    def add_head(self, reply: Mapping[str, Any]) -> None:
-        """Take id, model and token counts where a reply or chunk has them."""
-        self.response_id = self.response_id or _text(reply.get("id"))
-        self.model = self.model or _text(reply.get("model"))
-        usage = reply.get("usage")
+    def add_head(self, response: Mapping[str, Any]) -> None:
+        """Take id, model and token counts where a response or chunk has them."""
+        self.response_id = self.response_id or _text(response.get("id"))
+        self.model = self.model or _text(response.get("model"))
+        usage = response.get("usage")
         if isinstance(usage, Mapping):
             self.completion_tokens = _count(usage.get("completion_tokens"), self.completion_tokens)
             self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
 
 
-def read_reply(reader: Reader, endpoint: Endpoint, reply: Any) -> ServedReply:
-    """Read a complete reply."""
-    shown = reader.add(reply)
-    served = ServedReply()
+def read_response(reader: Reader, endpoint: Endpoint, response: Any) -> EngineResponse:
+    """Read a complete response."""
+    shown = reader.add(response)
+    served = EngineResponse()
     served.add_head(shown)
     tokens = reader.tokens()
     choices = sorted(choices_of(shown), key=lambda numbered: numbered[0])
     for index, choice in choices:
         item = message_item(_content(endpoint, choice, "message"))
         finish_reason = _text(choice.get("finish_reason"))
-        served.choices.append(ServedChoice(item, finish_reason, tokens.get(index) or ChoiceTokens()))
+        served.choices.append(EngineChoice(item, finish_reason, tokens.get(index) or ChoiceTokens()))
     if len({index for index, _ in choices}) < len(choices):
         served.problem = "two choices have the same index"
     return served
@@ -72,7 +72,7 @@ class StreamMerger:
         self._expected = expected_choices
         self._messages: dict[int, MessageMerger] = {}
         self._finish_reasons: dict[int, str] = {}
-        self._served = ServedReply()
+        self._served = EngineResponse()
 
     @property
     def generated(self) -> bool:
@@ -101,11 +101,11 @@ class StreamMerger:
             if finish_reason is not None:
                 self._finish_reasons[index] = finish_reason
 
-    def reply(self) -> ServedReply:
-        """The whole reply."""
+    def response(self) -> EngineResponse:
+        """The whole response."""
         tokens = self._reader.tokens()
         self._served.choices = [
-            ServedChoice(
+            EngineChoice(
                 message_item(self._messages[index].message()),
                 self._finish_reasons.get(index),
                 tokens.get(index, ChoiceTokens()),

@@ -1,4 +1,4 @@
-"""A stream made from a whole reply, for a client that wanted one where the engine cannot give it.
+"""A stream made from a whole response, for a client that wanted one where the engine cannot give it.
 
 The chunks are those that OpenAI's server sends: the role, then reasoning, text and tool calls, then
 the finish reason, for each choice; at the end the usage, if the client asked for it, and ``[DONE]``.
@@ -18,25 +18,25 @@ EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 _ENDING: Final = ("finish_reason", "stop_reason", "matched_stop")
 
 
-def event_stream(endpoint: Endpoint, reply: Mapping[str, Any], *, with_usage: bool) -> bytes:
-    """The reply, as its client sees it, as server-sent events."""
-    chunks = list(_chunks(endpoint, reply))
+def event_stream(endpoint: Endpoint, response: Mapping[str, Any], *, with_usage: bool) -> bytes:
+    """The response, as its client sees it, as server-sent events."""
+    chunks = list(_chunks(endpoint, response))
     if with_usage:
-        chunks.append({**_head(endpoint, reply), "choices": [], "usage": reply.get("usage")})
+        chunks.append({**_head(endpoint, response), "choices": [], "usage": response.get("usage")})
     return b"".join(b"data: " + data + b"\n\n" for data in (*map(orjson.dumps, chunks), DONE))
 
 
-def _head(endpoint: Endpoint, reply: Mapping[str, Any]) -> dict[str, Any]:
+def _head(endpoint: Endpoint, response: Mapping[str, Any]) -> dict[str, Any]:
     members = ("id", "object", "created", "model", "system_fingerprint", "service_tier")
-    head = {name: reply[name] for name in members if reply.get(name) is not None}
+    head = {name: response[name] for name in members if response.get(name) is not None}
     return {**head, "object": "chat.completion.chunk" if endpoint is Endpoint.CHAT else "text_completion"}
 
 
-def _chunks(endpoint: Endpoint, reply: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    head = _head(endpoint, reply)
-    # What belongs to the whole reply and is no part of OpenAI's, such as the prompt's ids, comes once.
-    extra = {name: value for name, value in reply.items() if name not in head and name not in ("choices", "usage")}
-    choices = reply.get("choices")
+def _chunks(endpoint: Endpoint, response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    head = _head(endpoint, response)
+    # What belongs to the whole response and is no part of OpenAI's, such as the prompt's ids, comes once.
+    extra = {name: value for name, value in response.items() if name not in head and name not in ("choices", "usage")}
+    choices = response.get("choices")
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if not isinstance(choice, Mapping):
             continue

@@ -29,7 +29,7 @@ AUTOCHECKPOINT_PAGES: Final = 16_384
 SETTINGS: Final[dict[str, int]] = {
     # NORMAL loses acknowledged commits when the power fails.
     "synchronous": 2,
-    # A backstop: the gate keeps writers apart.
+    # A backstop: the writer lock keeps writers apart.
     "busy_timeout": BUSY_TIMEOUT_MILLISECONDS,
     "foreign_keys": 1,
     # Some systems build it on; then a drop overwrites all that it frees.
@@ -58,7 +58,7 @@ _UNANSWERED: Final = {"mmap_size"}
 def create_file(path: Path) -> None:
     """Create an empty database file with mode 0600 if there is none, and set what cannot change.
 
-    Call it behind the gate. ``page_size`` and ``auto_vacuum`` take effect only before the first
+    Call it behind the writer lock. ``page_size`` and ``auto_vacuum`` take effect only before the first
     table, and a file whose creation was cut short before that is simply set again.
     """
     with contextlib.suppress(FileExistsError):
@@ -152,7 +152,7 @@ def has_wal_reset_bug(version: tuple[int, ...] = sqlite3.sqlite_version_info) ->
 
 
 def warn_about_wal_reset(path: Path) -> None:
-    """Say so if this SQLite has the bug; the gate protects this package's writers and checkpoints."""
+    """Say so if this SQLite has the bug; the writer lock protects this package's writers and checkpoints."""
     if has_wal_reset_bug():
         warn(
             f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6). "

@@ -1,10 +1,10 @@
-"""What ``fork`` must not find: an open connection, or the gate.
+"""What ``fork`` must not find: an open connection, or the writer lock.
 
 The kernel gives a child none of its parent's file locks, while SQLite, whose memory the child
 inherits, believes that it holds them. Another process may then delete the write-ahead log that the
 child writes to, and with it what the child has acknowledged. So all connections of this package are
 closed before a fork, and each process opens again at its next use. The lock file is closed as well,
-since a child would keep the gate of a parent that is killed while it holds it.
+since a child would keep the writer lock of a parent that is killed while it holds it.
 
 A read that is under way cannot be waited for. Then the child cannot use that database, and says so.
 """

@@ -1,7 +1,7 @@
 """One writer at a time, over all processes: an ``flock`` on a file beside the database.
 
 SQLite's own write lock is polled, and newcomers overtake those who wait. Queueing on ``flock``
-gave a third of the longest wait. The gate is also what keeps SQLite versions before 3.51.3 safe
+gave a third of the longest wait. The writer lock is also what keeps SQLite versions before 3.51.3 safe
 from the WAL-reset bug, as every commit and every checkpoint happens behind it.
 
 The lock is on a file of its own, never on the database: closing any descriptor of the database
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 
-class Gate:
+class WriterLock:
     """The lock file of one database. Not shared between threads, nor across ``fork``."""
 
     def __init__(self, database: Path) -> None:

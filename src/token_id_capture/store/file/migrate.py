@@ -12,7 +12,7 @@ from token_id_capture.store.file.revision import HEAD_REVISION, refuse_newer, re
 
 
 def migrate(engine: Engine, path: Path) -> None:
-    """Upgrade behind the gate, in one transaction.
+    """Upgrade behind the writer lock, in one transaction.
 
     Raises:
         NewerSchemaError: a newer release wrote the file.

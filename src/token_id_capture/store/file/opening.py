@@ -9,12 +9,12 @@ from sqlalchemy import Engine
 
 from token_id_capture.store.file.connections import create_file, translated, warn_about_wal_reset, writing_engine
 from token_id_capture.store.file.location import check_file_system, missing
-from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.migrate import migrate
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision
 
 
-def open_for_writing(path: Path, gate: Gate, *, create: bool, gate_held: bool = False) -> Engine:
+def open_for_writing(path: Path, writer_lock: WriterLock, *, create: bool, writer_lock_held: bool = False) -> Engine:
     """An engine on an up-to-date database. Many processes may do this at once.
 
     Raises:
@@ -34,7 +34,7 @@ def open_for_writing(path: Path, gate: Gate, *, create: bool, gate_held: bool = 
         current = exists and path.stat().st_size > 0 and file_revision(path) == HEAD_REVISION
         engine = writing_engine(path)
         if not current:
-            with contextlib.nullcontext() if gate_held else gate:
+            with contextlib.nullcontext() if writer_lock_held else writer_lock:
                 create_file(path)
                 migrate(engine, path)
     except Exception as error:

@@ -18,7 +18,7 @@ class VolatileStorageWarning(StoreWarning):
 
 
 class WalResetBugWarning(StoreWarning):
-    """This SQLite can lose commits if a checkpoint runs outside the gate."""
+    """This SQLite can lose commits if a checkpoint runs outside the writer lock."""
 
 
 def warn(message: str, category: type[StoreWarning]) -> None:

@@ -87,7 +87,7 @@ class OpenCall:
 
     ``fate``: ``lost`` (its process died), ``unknown`` (its process cannot be seen from here),
     ``in_flight`` (its process runs), ``overtaken`` (its rollout was frozen while it ran) or
-    ``failed`` (flagged with ``reason``). ``outcome`` is the latest verdict on its rollout.
+    ``failed`` (flagged with ``reason``). ``outcome`` is the latest outcome on its rollout.
     """
 
     rollout_id: str

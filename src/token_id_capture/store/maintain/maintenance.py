@@ -1,6 +1,6 @@
-"""Housekeeping that writes: a connection of its own, and short transactions behind the gate.
+"""Housekeeping that writes: a connection of its own, and short transactions behind the writer lock.
 
-It takes turns with the writers of running processes, one step at a time, and leaves the gate to
+It takes turns with the writers of running processes, one step at a time, and leaves the writer lock to
 them for as long as its latest step took.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from token_id_capture.store.file.connections import BUSY_TIMEOUT_MILLISECONDS, translated
-from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.opening import open_for_writing
 from token_id_capture.store.write.queue import Batch
 
@@ -27,15 +27,15 @@ _CHECKPOINT_PAUSE_SECONDS: Final = 0.1
 class Maintenance:
     """The writing connection of a housekeeping command; see ``maintenance``."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, gate: Gate) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, writer_lock: WriterLock) -> None:
         self.path = path
         self.connection = connection
-        self._gate = gate
+        self._writer_lock = writer_lock
 
     @contextmanager
     def turn(self) -> Iterator[sqlite3.Connection]:
-        """One step behind the gate, then a pause of the same length for others."""
-        with self._gate:
+        """One step behind the writer lock, then a pause of the same length for others."""
+        with self._writer_lock:
             begun = time.monotonic()
             yield self.connection
         time.sleep(max(_SHORTEST_PAUSE_SECONDS, time.monotonic() - begun))
@@ -57,7 +57,7 @@ class Maintenance:
         """Move the WAL into the file and cut both to size; False if a reader kept it from that."""
         for _ in range(_CHECKPOINT_ATTEMPTS):
             with self.turn() as connection:
-                # The gate is not kept while a reader has the WAL.
+                # The writer lock is not kept while a reader has the WAL.
                 connection.execute("PRAGMA busy_timeout = 0")
                 busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
                 connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}")
@@ -74,19 +74,19 @@ def maintenance(path: Path) -> Iterator[Maintenance]:
     Raises:
         UnusableDatabaseError: it is missing or cannot be used.
     """
-    gate = Gate(path)
+    writer_lock = WriterLock(path)
     try:
-        engine = open_for_writing(path, gate, create=False)
+        engine = open_for_writing(path, writer_lock, create=False)
         pooled = engine.raw_connection()
         try:
             driver: Any = pooled.driver_connection
-            yield Maintenance(path, driver, gate)
+            yield Maintenance(path, driver, writer_lock)
         finally:
-            # The last connection that closes makes a checkpoint, which belongs behind the gate.
-            with gate:
+            # The last connection that closes makes a checkpoint, which belongs behind the writer lock.
+            with writer_lock:
                 pooled.close()
                 engine.dispose()
     except sqlite3.Error as error:
         raise translated(error, path) or error from error
     finally:
-        gate.close()
+        writer_lock.close()

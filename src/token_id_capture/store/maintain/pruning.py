@@ -1,6 +1,6 @@
 """Forget what is old: tombstones, the audit trail of what is gone, and, if asked, kept evidence.
 
-Rollouts that are open, or frozen without a verdict, are never touched, however old they are.
+Rollouts that are open, or frozen without a outcome, are never touched, however old they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from token_id_capture.store.write.queue import Batch
 from token_id_capture.store.write.retirement import Removal, remove
 from token_id_capture.store.write.snapshot import Outcome, append_outcome
 
-# Rows a step: a few milliseconds behind the gate.
+# Rows a step: a few milliseconds behind the writer lock.
 _ROLLOUTS_PER_STEP: Final = 100
 _ROWS_PER_STEP: Final = 5_000
 
@@ -145,7 +145,7 @@ def _retire_evidence(work: Maintenance, old: Old, reason: str, pruned: Pruned, p
             ).fetchall()
             for rollout_id, snapshot_id, version in still:
                 append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
-            remove(batch, Removal(tuple(row[0] for row in still), keep_fence=True))
+            remove(batch, Removal(tuple(row[0] for row in still), keep_tombstone=True))
         pruned.evidence += len(still)
 
 
@@ -154,7 +154,7 @@ def _sweep_tombstones(work: Maintenance, parameters: dict[str, Any]) -> int:
         rows = batch.connection.execute(
             f"SELECT rollout_id {_TOMBSTONES} ORDER BY retired_at LIMIT {_ROLLOUTS_PER_STEP}", parameters
         ).fetchall()
-        remove(batch, Removal(tuple(row[0] for row in rows), keep_fence=False))
+        remove(batch, Removal(tuple(row[0] for row in rows), keep_tombstone=False))
     return len(rows)
 
 

@@ -32,14 +32,14 @@ _ROLLOUT = """
 """
 _SNAPSHOT = "SELECT version, incomplete FROM snapshots WHERE snapshot_id = ? ORDER BY version DESC LIMIT 1"
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
-_VERDICTS = f"""
+_OUTCOMES = f"""
     SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
     WHERE rollout_id = ? AND recorded_at >= ? ORDER BY {OLDEST_FIRST}
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Outcome:
     """What a consumer, or an administrator, recorded of a snapshot."""
 
     version: int
@@ -64,7 +64,7 @@ class Evidence:
     frozen_at: float | None
     retired_at: float | None
     snapshot: TokenCaptureSnapshot
-    verdicts: tuple[Verdict, ...]
+    outcomes: tuple[Outcome, ...]
     flags: tuple[FlagSummary, ...] = ()
     intents: tuple[IntentSummary, ...] = ()
     late_writes: tuple[LateWriteSummary, ...] = ()
@@ -85,7 +85,7 @@ def count_rollouts(connection: sqlite3.Connection, states: tuple[str, ...]) -> i
 
 
 def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything: bool = True) -> Evidence:
-    """Read one rollout; without ``everything`` only its snapshot and verdicts.
+    """Read one rollout; without ``everything`` only its snapshot and outcomes.
 
     Raises:
         UnknownRolloutError: there is no row of it.
@@ -97,7 +97,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
             raise queries.unknown(rollout_id)
         state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
         head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
-        verdicts = connection.execute(_VERDICTS, (rollout_id, opened_at)).fetchall()
+        outcomes = connection.execute(_OUTCOMES, (rollout_id, opened_at)).fetchall()
         more: dict[str, Any] = (
             {
                 "flags": queries.flags(connection.execute, rollout_id),
@@ -124,7 +124,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
         frozen_at,
         retired_at,
         snapshot,
-        tuple(_verdict(*row) for row in verdicts),
+        tuple(_outcome(*row) for row in outcomes),
         **more,
     )
 
@@ -139,5 +139,5 @@ def _entry_rows(
     return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0])
 
 
-def _verdict(version: int, outcome: str, reason: str, metrics: str, recorded_at: float) -> Verdict:
-    return Verdict(version, outcome, reason, orjson.loads(metrics), recorded_at)
+def _outcome(version: int, outcome: str, reason: str, metrics: str, recorded_at: float) -> Outcome:
+    return Outcome(version, outcome, reason, orjson.loads(metrics), recorded_at)

@@ -17,7 +17,7 @@ RolloutState = Literal["open", "frozen", "retired"]
 class RolloutFilter:
     """What the rollouts of a page have in common; a field that is None or false lets all through.
 
-    ``masked``: the latest verdict forbids training, be it masked or failed. ``incomplete``: a flag
+    ``masked``: the latest outcome forbids training, be it masked or failed. ``incomplete``: a flag
     is set or a call is open. ``opened_since``: seconds since the epoch. ``model``: at least one call
     names it.
     """
@@ -55,7 +55,7 @@ def _conditions(wanted: RolloutFilter) -> Iterator[str]:
     if wanted.opened_since is not None:
         yield "r.opened_at >= :since"
     if wanted.masked:
-        # An index of such verdicts finds candidates; a later verdict may have taken one back.
+        # An index of such outcomes finds candidates; a later outcome may have taken one back.
         judged = f"SELECT rollout_id FROM build_outcomes WHERE rollout_id > :after AND {FORBIDS_TRAINING}"
         yield f"r.rollout_id IN ({judged})"
         yield "o.latest_outcome IN ('masked', 'failed')"

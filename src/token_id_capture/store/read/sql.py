@@ -1,6 +1,6 @@
 """Anybody's SELECT on a live database: it may read everything, and changes nothing.
 
-Three fences, of which each alone would do: the connection is opened read-only, ``query_only`` is
+Three tombstones, of which each alone would do: the connection is opened read-only, ``query_only`` is
 on, and an authorizer lets only reading through, already when the statement is compiled. So a
 refusal names what was refused.
 """

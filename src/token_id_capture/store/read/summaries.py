@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class RolloutSummary:
     """One rollout in a line; lengths in tokens, times in seconds since the epoch.
 
-    ``outcome`` and ``reason`` are those of the latest verdict, None if there is none.
+    ``outcome`` and ``reason`` are those of the latest outcome, None if there is none.
     """
 
     rollout_id: str
@@ -64,7 +64,7 @@ class IntentSummary:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeSummary:
-    """A consumer's verdict."""
+    """A consumer's outcome."""
 
     version: int
     outcome: str

@@ -42,7 +42,7 @@ class Removal:
     """Retire or delete rollouts whatever their state; the reason is kept in the audit trail."""
 
     rollout_ids: tuple[str, ...]
-    keep_fence: bool
+    keep_tombstone: bool
 
 
 def _listed() -> Any:
@@ -113,16 +113,16 @@ def remove(batch: Batch, removal: Removal) -> Changed:
     changed = [
         rollout_id
         for rollout_id in removal.rollout_ids
-        if rollout_id in found and not (removal.keep_fence and found[rollout_id][0] == "retired")
+        if rollout_id in found and not (removal.keep_tombstone and found[rollout_id][0] == "retired")
     ]
     for rollout_id in changed:
         _, version, snapshot_id = found[rollout_id]
         if snapshot_id is not None and _is_evidence(batch, snapshot_id):
             # The trigger that keeps masked and failed evidence lets a released snapshot go.
-            reason = reasons.RETIRED_BY_HAND if removal.keep_fence else reasons.DELETED_BY_HAND
+            reason = reasons.RETIRED_BY_HAND if removal.keep_tombstone else reasons.DELETED_BY_HAND
             append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
     _delete_content(batch, changed)
-    if removal.keep_fence:
+    if removal.keep_tombstone:
         # No snapshot id stays: a drop must not be told that it had succeeded.
         _retire(batch, changed, None)
     else:

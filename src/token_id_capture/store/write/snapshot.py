@@ -40,7 +40,7 @@ class SnapshotHead:
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """A consumer's verdict on a snapshot; ``metrics`` is JSON."""
+    """A consumer's outcome on a snapshot; ``metrics`` is JSON."""
 
     snapshot_id: str
     version: int
@@ -118,7 +118,7 @@ _SELECT_OUTCOME = Statement(
     .order_by(text(NEWEST_FIRST))
     .limit(1)
 )
-_SELECT_VERDICT_ON = Statement(
+_SELECT_OUTCOME_ON = Statement(
     select(build_outcomes.c.outcome, build_outcomes.c.reason)
     .where(build_outcomes.c.snapshot_id == bindparam("snapshot"), build_outcomes.c.version == bindparam("at_version"))
     .order_by(text(NEWEST_FIRST))
@@ -179,36 +179,36 @@ def latest_head(batch: Batch, snapshot_id: str) -> SnapshotHead | None:
 
 
 def latest_outcome(batch: Batch, snapshot_id: str) -> str | None:
-    """What the verdict that counts says of a snapshot, or None."""
+    """What the outcome that counts says of a snapshot, or None."""
     row = _SELECT_OUTCOME.row(batch.connection, {"snapshot": snapshot_id})
     return None if row is None else str(row[0])
 
 
-def record_outcome(batch: Batch, verdict: Outcome) -> None:
-    """Append a verdict, unless it repeats the latest one on this version.
+def record_outcome(batch: Batch, outcome: Outcome) -> None:
+    """Append a outcome, unless it repeats the latest one on this version.
 
     Raises:
         UnknownRolloutError: no snapshot has this id and version.
     """
-    wanted = {"snapshot": verdict.snapshot_id, "at_version": verdict.version}
+    wanted = {"snapshot": outcome.snapshot_id, "at_version": outcome.version}
     head = _SELECT_ROLLOUT_OF.row(batch.connection, wanted)
     if head is None:
         raise UnknownRolloutError(
-            f"no snapshot {verdict.snapshot_id!r} of version {verdict.version}: it was retired, or never taken"
+            f"no snapshot {outcome.snapshot_id!r} of version {outcome.version}: it was retired, or never taken"
         )
-    if _SELECT_VERDICT_ON.row(batch.connection, wanted) != (verdict.outcome, verdict.reason):
-        append_outcome(batch, head[0], verdict)
+    if _SELECT_OUTCOME_ON.row(batch.connection, wanted) != (outcome.outcome, outcome.reason):
+        append_outcome(batch, head[0], outcome)
 
 
-def append_outcome(batch: Batch, rollout_id: str, verdict: Outcome) -> None:
-    """Append a verdict as it is."""
+def append_outcome(batch: Batch, rollout_id: str, outcome: Outcome) -> None:
+    """Append a outcome as it is."""
     values = {
-        "snapshot_id": verdict.snapshot_id,
-        "version": verdict.version,
+        "snapshot_id": outcome.snapshot_id,
+        "version": outcome.version,
         "rollout_id": rollout_id,
-        "outcome": verdict.outcome,
-        "reason": verdict.reason,
-        "metrics": verdict.metrics,
+        "outcome": outcome.outcome,
+        "reason": outcome.reason,
+        "metrics": outcome.metrics,
         "recorded_at": batch.now,
     }
     _INSERT_OUTCOME.run(batch.connection, values)

@@ -1,7 +1,7 @@
-"""The one thread of a process that writes: it commits what waits in groups, behind the gate.
+"""The one thread of a process that writes: it commits what waits in groups, behind the writer lock.
 
-A job waits in a bounded queue. The thread takes the gate first and drains the queue only then, so
-the wait for the gate is what collects a group, and no timer is needed. One transaction serves all
+A job waits in a bounded queue. The thread takes the writer lock first and drains the queue only then, so
+the wait for the writer lock is what collects a group, and no timer is needed. One transaction serves all
 jobs of a group, one fsync makes them durable, and one wake-up a loop tells their callers.
 """
 
@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine
 from token_id_capture.errors import StoreClosedError, StoreError, UnusableDatabaseError
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
-from token_id_capture.store.file.lock import Gate
+from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.open_files import OpenFiles
 from token_id_capture.store.file.opening import open_for_writing
 from token_id_capture.store.file.read_only import wal_bytes
@@ -63,7 +63,7 @@ class Writer:
         self._queue = JobQueue(limits.queue_bytes)
         self._turns = Turns()
         self._identity = ProcessIdentity.of_this_process()
-        self._gate = Gate(path)
+        self._writer_lock = WriterLock(path)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._files = OpenFiles(path)
@@ -103,9 +103,9 @@ class Writer:
         """Close the connection between two groups."""
         self._turn.acquire()
         if self._connection is not None:
-            with contextlib.suppress(OSError), self._gate:
+            with contextlib.suppress(OSError), self._writer_lock:
                 self._drop_connection()
-        self._gate.close()
+        self._writer_lock.close()
         return self._connection is None
 
     def go_on_after_fork(self) -> None:
@@ -113,7 +113,7 @@ class Writer:
         self._turn.release()
 
     async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
-        """Do this behind the gate and return its result once that is durable.
+        """Do this behind the writer lock and return its result once that is durable.
 
         A caller that is cancelled gives up waiting; the job is still done, unless it waited for room.
 
@@ -170,7 +170,7 @@ class Writer:
                     if self._connection is None:
                         self._open(create=False)
                     group = self._serve()
-                    # Looked at before the answer, which brings new ones while others are at the gate already.
+                    # Looked at before the answer, which brings new ones while others are at the writer lock already.
                     more = bool(self._queue.jobs)
                     resolve(group)
                     self._checkpoint(idle=not group)
@@ -189,7 +189,7 @@ class Writer:
         """Commit the next group. Its callers are still to be told, but for those of one that ends the writer."""
         group: list[Job] = []
         try:
-            with self._gate:
+            with self._writer_lock:
                 group = self._queue.take()
                 if group:
                     self._commit_or_recover(group)
@@ -203,7 +203,7 @@ class Writer:
         return group
 
     def _open(self, *, create: bool) -> None:
-        self._connect(open_for_writing(self.path, self._gate, create=create))
+        self._connect(open_for_writing(self.path, self._writer_lock, create=create))
 
     def _connect(self, engine: Engine) -> None:
         self._engine = engine
@@ -220,11 +220,11 @@ class Writer:
         with contextlib.suppress(Exception):
             if self._connection is not None:
                 # Closing may make a checkpoint too, so it must not be left to the garbage collector.
-                with self._gate:
+                with self._writer_lock:
                     with contextlib.suppress(Exception):
                         self._run_checkpoint("TRUNCATE")
                     self._drop_connection()
-        self._gate.close()
+        self._writer_lock.close()
 
     def _drop_connection(self) -> None:
         connection, engine = self._connection, self._engine
@@ -266,7 +266,7 @@ class Writer:
         """
         logger.error("I/O error while committing to %s; reopening it (%s)", self.path, error)
         self._drop_connection()
-        self._connect(open_for_writing(self.path, self._gate, create=False, gate_held=True))
+        self._connect(open_for_writing(self.path, self._writer_lock, create=False, writer_lock_held=True))
         answer = self._raw("PRAGMA quick_check(1)")
         if answer != ("ok",):
             raise StoreError(f"{self.path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
@@ -321,16 +321,16 @@ class Writer:
         size = wal_bytes(self.path)
         if idle or size > TRUNCATE_BYTES:
             if size:
-                with self._gate:
+                with self._writer_lock:
                     self._run_checkpoint("TRUNCATE")
             # What a reader pins is tried again until it has left.
             self._dirty = bool(size) and self._pinned
         elif size > CHECKPOINT_BYTES:
-            with self._gate:
+            with self._writer_lock:
                 self._run_checkpoint("PASSIVE")
 
     def _run_checkpoint(self, mode: str) -> None:
-        # Without waiting: readers may hold the log for long, and the gate must not be kept from others.
+        # Without waiting: readers may hold the log for long, and the writer lock must not be kept from others.
         self._raw("PRAGMA busy_timeout = 0")
         try:
             busy, pages, done = self._raw(f"PRAGMA wal_checkpoint({mode})")

@@ -43,7 +43,7 @@ class OpenedStore:
         return cast(OutcomeRecorder, self._extended(self.source, "record_outcome"))
 
     async def delete(self, rollout_id: str) -> None:
-        """Remove a rollout and its fence, as is done before an id is used again."""
+        """Remove a rollout and its tombstone, as is done before an id is used again."""
         await self._extended(self.source, "delete").delete([rollout_id])
 
     async def drop(self, snapshot: TokenCaptureSnapshot) -> bool:

@@ -62,7 +62,7 @@ class SnapshotContract(Contract):
     @scenario
     async def test_a_mark_makes_a_rollout_incomplete(self, store: OpenedStore) -> None:
         await store.sink.put(make_entry("call"))
-        await store.sink.mark_incomplete(ROLLOUT, "other call", f"{reasons.NO_TOKEN_IDS}: no ids in the reply")
+        await store.sink.mark_incomplete(ROLLOUT, "other call", f"{reasons.NO_TOKEN_IDS}: no ids in the response")
         snapshot = await store.source.freeze(ROLLOUT)
         assert snapshot.incomplete
         assert len(snapshot.entries) == 1

@@ -1,4 +1,4 @@
-"""The reply level: an engine's whole answer to a chat, from its bytes to the client's and a durable record."""
+"""The response level: an engine's whole answer to a chat, from its bytes to the client's and a durable record."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _REQUEST = {
 }
 
 
-class JsonLinesReply(JsonLines):
-    """Parse the reply, take out what belongs to a record, append it. The client is not served."""
+class JsonLinesResponse(JsonLines):
+    """Parse the response, take out what belongs to a record, append it. The client is not served."""
 
     form = "reply"
 
     async def handle(self, call: Call) -> float:
         start = time.perf_counter()
-        reply = orjson.loads(call.body)
-        choice = reply["choices"][0]
+        response = orjson.loads(call.body)
+        choice = response["choices"][0]
         log_probs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
         text = choice["message"]["content"]
-        await self.append(record_of(call, reply["prompt_token_ids"], choice["token_ids"], log_probs, text))
+        await self.append(record_of(call, response["prompt_token_ids"], choice["token_ids"], log_probs, text))
         return time.perf_counter() - start
 
 
-class GatewayReply(Ours):
+class GatewayResponse(Ours):
     """The gateway's own handling of a captured call, between an upstream and a client that are not there.
 
     It takes the engine's bytes, makes the record, stores it, and makes the bytes that the client is

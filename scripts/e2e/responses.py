@@ -1,4 +1,4 @@
-"""Replies of an OpenAI-compatible server, read in the plainest way: whole bodies, nothing incremental."""
+"""Responses of an OpenAI-compatible server, read in the plainest way: whole bodies, nothing incremental."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_done(body: bytes) -> bool:
 
 
 def parts_of(body: bytes, streamed: bool) -> list[Json]:
-    """The chunks of a stream, or the one object of a whole reply."""
+    """The chunks of a stream, or the one object of a whole response."""
     return chunks_of(body) if streamed else [orjson.loads(body)]
 
 

@@ -1,0 +1,46 @@
+"""The counts of ``tokcap finalize`` in words, and its exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from token_id_capture.cli.options import EXIT_PARTIAL
+from token_id_capture.cli.output.units import plural
+
+if TYPE_CHECKING:
+    from token_id_capture.finalize.totals import Totals
+
+
+def exit_code(totals: Totals) -> int:
+    """0 if everything was done, 128 + the signal after one, else 1."""
+    if totals.signal:
+        return 128 + totals.signal
+    return 0 if totals.complete else EXIT_PARTIAL
+
+
+def summary(totals: Totals) -> list[str]:
+    """What was done, then why the run stopped and why rows were masked."""
+    done = [
+        f"{plural(totals.written, 'row')} written, {totals.masked:,} of them masked",
+        *_unless_zero(totals.already_there, "there already"),
+        *_unless_zero(totals.retired, "retired"),
+        *_unless_zero(totals.refused, "refused"),
+        *_unless_zero(totals.unknown, "unknown"),
+        *_unless_zero(totals.not_frozen, "not frozen"),
+        *_unless_zero(totals.not_retired, "not retired"),
+    ]
+    return [", ".join(done), *(stopping(totals) if totals.stopped else _histogram(totals))]
+
+
+def stopping(totals: Totals) -> list[str]:
+    """Why the run ended early, then the reasons of the masked rows; empty if it did not."""
+    return [totals.stopped, *_histogram(totals)] if totals.stopped else []
+
+
+def _histogram(totals: Totals) -> list[str]:
+    """The reasons of the masked rows, the most frequent first."""
+    return [f"{count:>6} masked: {reason}" for reason, count in totals.reasons.most_common()]
+
+
+def _unless_zero(count: int, what: str) -> list[str]:
+    return [f"{count:,} {what}"] if count else []
