@@ -1,16 +1,24 @@
-"""The direction of imports, read from the source. A lower room never knows a higher one.
+"""The direction of imports, read from the source. A lower package never knows a higher one.
 
 ::
 
     {errors, reasons} <- tokens <- records <- protocols <- config <- {builder, sink, store}
         <- {consumer, server} <- {delivery, explanation, testing} <- {browse, export, finalize, report}
         <- {cli, integrations} <- __main__
+
+Inside the three largest packages the same holds::
+
+    store: {codec, file, outcome_order} <- schema <- read <- write <- {maintain, store}
+    server: text <- engines <- wire <- http <- {middleware, prompt_ids, stream} <- call <- gateway <- {app, check}
+    cli: options <- {output, serving} <- {commands, demo} <- main
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,12 +42,39 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"cli", "integrations"}),
     frozenset({"__main__"}),
 )
-TIER_OF = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}
+TIER_OF = {package: tier for tier, packages in enumerate(TIERS) for package in packages}
+
+# The same inside a package, of its sub-packages and modules. A new one gets its place here and in CONTRIBUTING.
+INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
+    "store": (
+        frozenset({"codec", "file", "outcome_order"}),
+        frozenset({"schema"}),
+        frozenset({"read"}),
+        frozenset({"write"}),
+        frozenset({"maintain", "store"}),
+    ),
+    "server": (
+        frozenset({"text"}),
+        frozenset({"engines"}),
+        frozenset({"wire"}),
+        frozenset({"http"}),
+        frozenset({"middleware", "prompt_ids", "stream"}),
+        frozenset({"call"}),
+        frozenset({"gateway"}),
+        frozenset({"app", "check"}),
+    ),
+    "cli": (
+        frozenset({"options"}),
+        frozenset({"output", "serving"}),
+        frozenset({"commands", "demo"}),
+        frozenset({"main"}),
+    ),
+}
 
 ROOT = "__init__"
 
-# Third parties that may be imported when a module of the room is imported. Inside a function
-# anything may be imported that its room may use at all.
+# Third parties that may be imported when a module of the package is imported. Inside a function
+# anything may be imported that its package may use at all.
 HEAVY = {
     "aiohttp": {"server", "testing"},
     "aiosqlite": {"store"},
@@ -69,30 +104,45 @@ LAZY_STORE = {
 }
 
 LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+MOST_FILES = 12
+
+# The commands of the command line are as many as they are.
+ANY_NUMBER_OF_FILES = {"cli/commands"}
 
 
 class Import(NamedTuple):
     """One import statement: who imports which module, where, and whether only inside a function."""
 
-    room: str
+    importer: str
     target: str
     place: str
     lazy: bool
     typing_only: bool
 
     @property
-    def target_room(self) -> str:
-        """The room of this package that is imported; empty for a third party."""
-        head, _, rest = self.target.partition(".")
-        return (rest.partition(".")[0] or ROOT) if head == NAME else ""
+    def package(self) -> str:
+        """The package or module at the top that has the statement."""
+        return _part(self.importer, 1)
+
+    @property
+    def target_package(self) -> str:
+        """The same of what is imported; empty for a third party."""
+        return _part(self.target, 1) if self.target.partition(".")[0] == NAME else ""
+
+
+def _part(module: str, depth: int) -> str:
+    parts = module.split(".")
+    return parts[depth] if len(parts) > depth else ROOT
 
 
 def sources() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join([NAME, *(parts[:-1] if parts[-1] == ROOT else parts)])
 
 
 def imports_of(path: Path) -> Iterator[Import]:
@@ -106,16 +156,35 @@ def imports_of(path: Path) -> Iterator[Import]:
             elif isinstance(child, ast.ImportFrom):
                 parent = package[: len(package) - child.level + 1] if child.level else []
                 module = ".".join([*parent, *([child.module] if child.module else [])])
-                # "from token_id_capture import store" names a room as an imported name.
-                targets = [f"{module}.{alias.name}" if module == NAME else module for alias in child.names]
+                # "from token_id_capture import store" names a module as an imported name.
+                targets = [
+                    f"{module}.{alias.name}" if _is_module(f"{module}.{alias.name}") else module
+                    for alias in child.names
+                ]
             for target in targets:
                 place = f"{path.relative_to(PACKAGE)}:{child.lineno}"
-                yield Import(room_of(path), target, place, lazy, typing_only)
+                yield Import(module_of(path), target, place, lazy, typing_only)
             in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
             yield from visit(child, lazy or in_function, typing_only or for_types)
 
     yield from visit(ast.parse(path.read_text(encoding="utf-8")), False, False)
+
+
+def _is_module(name: str) -> bool:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return name.startswith(f"{NAME}.") and (path.is_dir() or path.with_suffix(".py").is_file())
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Each function of a file by its place, and how many lines it has."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            yield f"{path.relative_to(PACKAGE)}:{node.name}", node.end_lineno - node.lineno + 1
+
+
+def drawn(tiers: tuple[frozenset[str], ...]) -> str:
+    return " <- ".join(f"{{{', '.join(sorted(tier))}}}" if len(tier) > 1 else next(iter(tier)) for tier in tiers)
 
 
 @pytest.fixture(scope="module")
@@ -134,40 +203,78 @@ def test_the_reader_sees_every_form_of_import(tmp_path: Path, monkeypatch: pytes
         "if TYPE_CHECKING:\n    from token_id_capture.store import TokenCaptureStore\n"
         "def f():\n    from token_id_capture.store.schema import metadata\n"
     )
+    (tmp_path / "store").mkdir()
     found = list(imports_of(path))
-    assert [one.target_room for one in found] == ["store"] * 5
+    assert [one.package for one in found] == ["server"] * 5
+    assert [one.target_package for one in found] == ["store"] * 5
     assert [one.lazy for one in found] == [False, False, False, False, True]
     assert [one.typing_only for one in found] == [False, False, False, True, False]
 
 
-def test_every_file_belongs_to_a_room() -> None:
-    assert {room_of(path) for path in sources()} - {ROOT} <= set(TIER_OF)
+def test_every_file_has_its_place() -> None:
+    names = [module_of(path) for path in sources()]
+    assert {_part(name, 1) for name in names} - {ROOT} <= set(TIER_OF)
+    for package, tiers in INNER_TIERS.items():
+        inside = {_part(name, 2) for name in names if _part(name, 1) == package}
+        assert inside - {ROOT} == set().union(*tiers)
 
 
-def test_the_rooms_are_drawn_as_they_are() -> None:
-    drawn = " <- ".join(f"{{{', '.join(sorted(tier))}}}" if len(tier) > 1 else next(iter(tier)) for tier in TIERS)
+def test_the_packages_are_drawn_as_they_are() -> None:
     contributing = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text("utf-8")
     for text in (__doc__, contributing):
-        assert drawn in " ".join(text.split())
+        assert drawn(TIERS) in " ".join(text.split())
+        for package, tiers in INNER_TIERS.items():
+            assert f"{package}: {drawn(tiers)}" in " ".join(text.split())
 
 
-def test_a_room_imports_only_rooms_below_it(imports: list[Import]) -> None:
+def test_a_package_imports_only_packages_below_it(imports: list[Import]) -> None:
     breaches = [
-        f"{one.place}: {one.room} imports {one.target_room}"
+        f"{one.place}: {one.package} imports {one.target_package}"
         for one in imports
-        if one.target_room
-        and one.room != ROOT
-        and one.target_room != one.room
-        and (one.target_room not in TIER_OF or TIER_OF[one.target_room] >= TIER_OF[one.room])
+        if one.target_package
+        and one.package != ROOT
+        and one.target_package != one.package
+        and (one.target_package not in TIER_OF or TIER_OF[one.target_package] >= TIER_OF[one.package])
     ]
     assert not breaches
 
 
-def test_only_some_rooms_open_a_store(imports: list[Import]) -> None:
+@pytest.mark.parametrize("package", INNER_TIERS)
+def test_a_sub_package_imports_only_what_is_below_it(package: str, imports: list[Import]) -> None:
+    tier_of = {part: tier for tier, parts in enumerate(INNER_TIERS[package]) for part in parts}
+    inside = [
+        (one.place, _part(one.importer, 2), _part(one.target, 2))
+        for one in imports
+        if one.package == one.target_package == package
+    ]
+    assert inside
+    breaches = [
+        f"{place}: {importer} imports {target}"
+        for place, importer, target in inside
+        if importer != ROOT and importer != target and not (target in tier_of and tier_of[target] < tier_of[importer])
+    ]
+    assert not breaches
+
+
+def test_no_command_imports_a_command(imports: list[Import]) -> None:
+    commands = f"{NAME}.cli.commands."
+    breaches = [one.place for one in imports if one.importer.startswith(commands) and one.target.startswith(commands)]
+    assert not breaches
+
+
+def test_imports_have_no_circles(imports: list[Import]) -> None:
+    graph: dict[str, set[str]] = {}
+    for one in imports:
+        if one.target_package and one.importer != NAME:
+            graph.setdefault(one.importer, set()).add(one.target)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_only_some_packages_open_a_store(imports: list[Import]) -> None:
     breaches = [
         one.place
         for one in imports
-        if one.target_room == "store" and not one.typing_only and one.room not in MAY_IMPORT_STORE
+        if one.target_package == "store" and not one.typing_only and one.package not in MAY_IMPORT_STORE
     ]
     assert not breaches
 
@@ -176,16 +283,16 @@ def test_the_store_is_imported_lazily_where_the_package_stays_light(imports: lis
     breaches = [
         one.place
         for one in imports
-        if one.target_room == "store" and one.room in LAZY_STORE and not (one.lazy or one.typing_only)
+        if one.target_package == "store" and one.package in LAZY_STORE and not (one.lazy or one.typing_only)
     ]
     assert not breaches
 
 
-def test_heavy_packages_stay_in_their_rooms(imports: list[Import]) -> None:
+def test_heavy_libraries_stay_in_their_packages(imports: list[Import]) -> None:
     breaches = [
         f"{one.place}: {one.target}"
         for one in imports
-        if one.room not in HEAVY.get(one.target.partition(".")[0], {one.room}) and not one.typing_only
+        if one.package not in HEAVY.get(one.target.partition(".")[0], {one.package}) and not one.typing_only
     ]
     assert not breaches
 
@@ -193,3 +300,14 @@ def test_heavy_packages_stay_in_their_rooms(imports: list[Import]) -> None:
 def test_no_file_is_too_long_to_read() -> None:
     lengths = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for path in sources()}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    lengths = dict(found for path in sources() for found in functions_of(path))
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    folders = Counter(str(path.parent.relative_to(PACKAGE)) for path in sources() if path.stem != ROOT)
+    crowded = {name: count for name, count in folders.items() if count > MOST_FILES}
+    assert crowded.keys() <= ANY_NUMBER_OF_FILES

@@ -148,14 +148,14 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
     "validate_rollout_id",
 ]
 
-# The rooms that have these names, each of which imports only those before it.
-_ROOMS: Final = ("errors", "tokens", "records", "protocols", "config", "builder", "sink", "store", "consumer")
+# The packages that have these names, each of which imports only those before it.
+_PACKAGES: Final = ("errors", "tokens", "records", "protocols", "config", "builder", "sink", "store", "consumer")
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
-        for room in _ROOMS if name in __all__ else ():
-            module = import_module(f"{__name__}.{room}")
+        for package in _PACKAGES if name in __all__ else ():
+            module = import_module(f"{__name__}.{package}")
             if hasattr(module, name):
                 value = globals()[name] = getattr(module, name)
                 return value

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.commands.verify import checked_in_words
 from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseOption, printable, report
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.totals_text import checked_in_words
 from token_id_capture.cli.output.units import plural, show_bytes
 
 

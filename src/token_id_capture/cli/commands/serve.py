@@ -7,34 +7,37 @@ environment, and each opens the store for itself.
 
 from __future__ import annotations
 
-import ipaddress
-import math
 import os
 import socket
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from token_id_capture.cli.commands.check import (
+from token_id_capture.cli.options import DatabaseOption, fail, printable, run
+from token_id_capture.cli.serving.keys import check_key_file
+from token_id_capture.cli.serving.listening import address_of, listener_at
+from token_id_capture.cli.serving.options import (
+    AccessLogOption,
+    CheckOption,
+    ConcurrencyOption,
     EngineOption,
+    HostOption,
+    InsecureOption,
+    KeyOption,
+    LogFormatOption,
+    PortOption,
+    ShutdownOption,
     StreamingOption,
     TokenizePromptsOption,
+    UpstreamKeyOption,
     UpstreamOption,
-    checked,
-    told,
+    WorkersOption,
 )
-from token_id_capture.cli.options import DatabaseOption, LogFormat, fail, printable, run
-from token_id_capture.cli.serving.keys import UpstreamKeyOption, check_key_file
+from token_id_capture.cli.serving.probe import checked, told
 from token_id_capture.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from token_id_capture.cli.serving.settings import GatewaySettings
 
-_Address: TypeAlias = tuple[socket.AddressFamily, Any]
-
-_BACKLOG = 2048
 _PROBE_SECONDS = 5.0
 _CHECK_SECONDS = 120.0
 
@@ -42,39 +45,20 @@ _CHECK_SECONDS = 120.0
 def serve(
     upstream: UpstreamOption,
     database: DatabaseOption,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8400,
-    workers: Annotated[int, typer.Option(min=1, help="Server processes; one that dies is replaced.")] = 1,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8400,
+    workers: WorkersOption = 1,
     engine: EngineOption = "auto",
     streaming: StreamingOption = "auto",
     tokenize_prompts: TokenizePromptsOption = False,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
-    ] = None,
+    api_key_file: KeyOption = None,
     upstream_api_key_file: UpstreamKeyOption = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen where others can connect, without a key.")
-    ] = False,
-    max_concurrent_calls: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            envvar="TOKCAP_MAX_CONCURRENT_CALLS",
-            help="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
-        ),
-    ] = 4096,
-    shutdown_seconds: Annotated[int, typer.Option(min=0, help="How long calls in flight may take when it stops.")] = 30,
-    log_format: Annotated[
-        LogFormat, typer.Option(envvar="TOKCAP_LOG_FORMAT", help="Lines for people, or JSON objects.")
-    ] = "text",
-    access_log: Annotated[
-        bool,
-        typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
-    ] = False,
-    check: Annotated[
-        bool, typer.Option(help="Start only if the engine answers a few test calls and they are captured.")
-    ] = True,
+    insecure: InsecureOption = False,
+    max_concurrent_calls: ConcurrencyOption = 4096,
+    shutdown_seconds: ShutdownOption = 30,
+    log_format: LogFormatOption = "text",
+    access_log: AccessLogOption = False,
+    check: CheckOption = True,
 ) -> None:
     """Stand between agents and an engine, and capture the tokens of what rollouts generate.
 
@@ -101,10 +85,10 @@ def serve(
         log_format=log_format,
         access_log=access_log,
     )
-    address = _address(host, port, guarded=api_key_file is not None or insecure)
+    address = address_of(host, port, guarded=api_key_file is not None or insecure)
     if check:
         _check_upstream(settings.upstream)
-    listener = _listener(address, settings.client_timeout)
+    listener = listener_at(address, settings.client_timeout)
     _check_database(settings.database)
     if check:
         settings = _check_engine(settings)
@@ -192,37 +176,3 @@ def _check_database(database: str) -> None:
             await store.close()
 
     run(probe())
-
-
-def _address(host: str, port: int, *, guarded: bool) -> _Address:
-    """Where to listen. Without a key only this machine may connect: who can call the gateway can use
-    the engine, and write to any rollout."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        _cannot_listen(host, port, error)
-    if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        fail(f"{host} can be reached from other machines: give --api-key-file, or --insecure to serve whoever connects")
-    return family, address
-
-
-def _listener(where: _Address, client_timeout: float) -> socket.socket:
-    """A listening socket. It listens before the workers are up, so that early clients only wait."""
-    family, address = where
-    try:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sys.platform == "linux":
-            # Its connections inherit this. A client that reads nothing more, or whose machine is gone,
-            # would else hold its call, and the engine's connection with it, for as long as it likes.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        _cannot_listen(address[0], address[1], error)
-    listener.set_inheritable(True)
-    return listener
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> NoReturn:
-    fail(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port")

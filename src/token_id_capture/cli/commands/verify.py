@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from token_id_capture.cli.options import (
@@ -17,10 +15,8 @@ from token_id_capture.cli.options import (
 )
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
+from token_id_capture.cli.output.totals_text import checked_in_words
 from token_id_capture.cli.output.units import plural
-
-if TYPE_CHECKING:
-    from token_id_capture.store.maintain.verification import Checked
 
 _MOST_LISTED = 10_000
 
@@ -49,11 +45,3 @@ def verify(database: DatabaseOption, json: JsonOption = False) -> None:
     report(f"{checked_in_words(checked)}: {plural(damaged, 'damage') if damaged else 'no damage'}")
     if damaged:
         raise typer.Exit(EXIT_PARTIAL)
-
-
-def checked_in_words(checked: Checked) -> str:
-    """How much was checked."""
-    return (
-        f"checked {plural(checked.calls, 'call')} of {plural(checked.rollouts, 'rollout')} and "
-        f"{plural(checked.snapshot_calls, 'call')} of {plural(checked.snapshots, 'snapshot')}"
-    )

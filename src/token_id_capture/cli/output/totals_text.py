@@ -1,4 +1,4 @@
-"""The counts of ``tokcap finalize`` in words, and its exit code."""
+"""What ``tokcap finalize`` and ``tokcap verify`` counted, in words, and the exit code of the former."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from token_id_capture.cli.output.units import plural
 
 if TYPE_CHECKING:
     from token_id_capture.finalize.totals import Totals
+    from token_id_capture.store.maintain.verification import Checked
 
 
 def exit_code(totals: Totals) -> int:
@@ -44,3 +45,11 @@ def _histogram(totals: Totals) -> list[str]:
 
 def _unless_zero(count: int, what: str) -> list[str]:
     return [f"{count:,} {what}"] if count else []
+
+
+def checked_in_words(checked: Checked) -> str:
+    """How much was checked."""
+    return (
+        f"checked {plural(checked.calls, 'call')} of {plural(checked.rollouts, 'rollout')} and "
+        f"{plural(checked.snapshot_calls, 'call')} of {plural(checked.snapshots, 'snapshot')}"
+    )

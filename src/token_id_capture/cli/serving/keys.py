@@ -6,24 +6,12 @@ import os
 import stat
 import warnings
 from pathlib import Path
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from token_id_capture.cli.options import printable
 from token_id_capture.errors import ConfigurationError
 
 _LONGEST: Final = 4096
-
-UpstreamKeyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--upstream-api-key-file",
-        envvar="TOKCAP_UPSTREAM_API_KEY_FILE",
-        metavar="PATH",
-        help="A file with the engine's key; it is sent as a bearer token in place of the client's.",
-    ),
-]
 
 
 def read_key(path: str | os.PathLike[str]) -> str:

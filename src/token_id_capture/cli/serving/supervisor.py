@@ -22,13 +22,13 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from token_id_capture.cli.options import LogFormat
+from token_id_capture.cli.serving.listening import BACKLOG
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.worker import METRICS_VARIABLE
 
 _logger = logging.getLogger(__name__)
 
 _WORKER_APP = "token_id_capture.cli.serving.worker:worker_app"
-_BACKLOG = 2048
 # Clients keep idle connections longer than uvicorn's five seconds; one that is closed under them
 # costs them a call.
 _KEEP_ALIVE_SECONDS = 120
@@ -52,7 +52,7 @@ def run_server(listener: socket.socket, workers: int, shutdown_seconds: int, log
         _WORKER_APP,
         factory=True,
         workers=workers,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         lifespan="on",
         ws="none",
         log_config=None,

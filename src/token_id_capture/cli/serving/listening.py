@@ -1,0 +1,50 @@
+"""Where the server listens: an address that is safe to listen on, and the socket that the workers share."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+import sys
+from typing import Any, Final, NoReturn, TypeAlias
+
+from token_id_capture.cli.options import fail
+
+BACKLOG: Final = 2048
+"""Connections that may wait to be accepted."""
+
+_Address: TypeAlias = tuple[socket.AddressFamily, Any]
+
+
+def address_of(host: str, port: int, *, guarded: bool) -> _Address:
+    """Where to listen. Without a key only this machine may connect: who can call the gateway can use
+    the engine, and write to any rollout."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        _cannot_listen(host, port, error)
+    if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        fail(f"{host} can be reached from other machines: give --api-key-file, or --insecure to serve whoever connects")
+    return family, address
+
+
+def listener_at(where: _Address, client_timeout: float) -> socket.socket:
+    """A listening socket. It listens before the workers are up, so that early clients only wait."""
+    family, address = where
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            # Its connections inherit this. A client that reads nothing more, or whose machine is gone,
+            # would else hold its call, and the engine's connection with it, for as long as it likes.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        _cannot_listen(address[0], address[1], error)
+    listener.set_inheritable(True)
+    return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> NoReturn:
+    fail(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --host or --port")

@@ -1,0 +1,78 @@
+"""The options of the commands that talk to an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+
+from token_id_capture.cli.options import LogFormat
+
+StreamingChoice: TypeAlias = Literal["auto", "always", "never"]
+
+UpstreamOption = Annotated[
+    str,
+    typer.Option("--upstream", "-u", envvar="TOKCAP_UPSTREAM", metavar="URL", help="The engine's address."),
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        envvar="TOKCAP_ENGINE",
+        help="How the engine sends token ids: auto (asks it), vllm, sglang, llama-cpp, message, a name that a package "
+        "registered, or module:Class.",
+    ),
+]
+StreamingOption = Annotated[
+    StreamingChoice,
+    typer.Option(
+        envvar="TOKCAP_STREAMING",
+        help="Whether a stream is also asked of the engine. If not, the client's is made from the whole response; "
+        "auto: where the engine's would lack ids.",
+    ),
+]
+TokenizePromptsOption = Annotated[
+    bool,
+    typer.Option(
+        "--tokenize-prompts",
+        envvar="TOKCAP_TOKENIZE_PROMPTS",
+        help="Ask the engine's tokenizer for prompt ids that its responses lack (llama-server): one or two more "
+        "requests a call.",
+    ),
+]
+UpstreamKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--upstream-api-key-file",
+        envvar="TOKCAP_UPSTREAM_API_KEY_FILE",
+        metavar="PATH",
+        help="A file with the engine's key; it is sent as a bearer token in place of the client's.",
+    ),
+]
+HostOption = Annotated[str, typer.Option(help="The address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
+WorkersOption = Annotated[int, typer.Option(min=1, help="Server processes; one that dies is replaced.")]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
+]
+InsecureOption = Annotated[bool, typer.Option("--insecure", help="Listen where others can connect, without a key.")]
+ConcurrencyOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        envvar="TOKCAP_MAX_CONCURRENT_CALLS",
+        help="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
+    ),
+]
+ShutdownOption = Annotated[int, typer.Option(min=0, help="How long calls in flight may take when it stops.")]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option(envvar="TOKCAP_LOG_FORMAT", help="Lines for people, or JSON objects.")
+]
+AccessLogOption = Annotated[
+    bool,
+    typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
+]
+CheckOption = Annotated[
+    bool, typer.Option(help="Start only if the engine answers a few test calls and they are captured.")
+]
