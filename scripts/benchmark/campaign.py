@@ -34,7 +34,7 @@ class Level:
 
 
 STORE = Level("store", "store", ("arrays", "packed"), ("ours", "jsonl", "limit"), consumes=True)
-RESPONSE = Level("reply", "reply", ("reply",), ("ours", "jsonl"))
+RESPONSE = Level("response", "response", ("response",), ("ours", "jsonl"))
 
 
 def delayed(seconds: float) -> Level:

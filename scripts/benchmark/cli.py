@@ -27,7 +27,7 @@ from benchmark.scale import measure_scale
 from benchmark.workloads import WORKLOADS
 from benchmark.writers import COUNTS, measure_writers
 
-_LEVELS = {"store": STORE, "reply": RESPONSE}
+_LEVELS = {"store": STORE, "response": RESPONSE}
 # The response level of so many small calls says nothing that chat does not.
 _STORE_LEVEL_ONLY = {"crowd"}
 

@@ -19,7 +19,7 @@ import orjson
 
 from benchmark.workloads import Rollout, Workload
 
-FORMS = ("arrays", "reply", "packed")
+FORMS = ("arrays", "response", "packed")
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +33,7 @@ class Call:
 
 def write_inputs(workload: Workload, directory: Path, forms: tuple[str, ...]) -> None:
     """Write a file of bodies and an index for each form; the parent does this once a workload."""
-    builders = {"arrays": _arrays, "reply": _response, "packed": _packed}
+    builders = {"arrays": _arrays, "response": _response, "packed": _packed}
     index: dict[str, list[Any]] = {form: [] for form in forms}
     files = {form: (directory / form).open("wb") for form in forms}
     for rollout in workload.draw():

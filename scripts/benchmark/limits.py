@@ -66,8 +66,8 @@ LIMITS = (
         False,
         _bounds(None, 0.2, 0.1),
     ),
-    Limit("calls/s", "reply", "calls_per_second", True, _bounds(1.2, 2.0, 2.5)),
-    Limit("CPU per call", "reply", "cpu_us_per_call", False, _bounds(0.8, 0.5, 0.4)),
+    Limit("calls/s", "response", "calls_per_second", True, _bounds(1.2, 2.0, 2.5)),
+    Limit("CPU per call", "response", "cpu_us_per_call", False, _bounds(0.8, 0.5, 0.4)),
     Limit("calls/s", DELAYED, "calls_per_second", True, _bounds(5.0, 1.5, 0.8, 6.0)),
 )
 

@@ -18,8 +18,8 @@ CONTESTANTS: dict[tuple[str, str], Callable[[Path], Contestant]] = {
     ("store", "ours"): Ours,
     ("store", "jsonl"): JsonLines,
     ("store", "limit"): Limit,
-    ("reply", "ours"): GatewayResponse,
-    ("reply", "jsonl"): JsonLinesResponse,
+    ("response", "ours"): GatewayResponse,
+    ("response", "jsonl"): JsonLinesResponse,
 }
 
 

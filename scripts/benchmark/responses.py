@@ -25,7 +25,7 @@ _REQUEST = {
 class JsonLinesResponse(JsonLines):
     """Parse the response, take out what belongs to a record, append it. The client is not served."""
 
-    form = "reply"
+    form = "response"
 
     async def handle(self, call: Call) -> float:
         start = time.perf_counter()
@@ -44,7 +44,7 @@ class GatewayResponse(Ours):
     sent, in which the token arrays are hidden as it had not asked for them.
     """
 
-    form = "reply"
+    form = "response"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -99,14 +99,14 @@ def check_rows(outcomes: Mapping[str, Outcome], rows: Sequence[Json], findings: 
             findings.masked[reason] += 1
             wanted = ", ".join(sorted(outcome.reasons)) or "a row to train on"
             findings.expect(
-                reason in outcome.reasons, "verdict", f"{row['rollout_id']}: masked for {reason}, not {wanted}"
+                reason in outcome.reasons, "outcome", f"{row['rollout_id']}: masked for {reason}, not {wanted}"
             )
             findings.expect(not row["token_ids"], "masked row", f"{row['rollout_id']}: it has token ids")
             continue
         findings.counts["delivered"] += 1
         findings.counts["delivered_tokens"] += sum(row["loss_mask"])
         wanted = ", ".join(sorted(outcome.reasons))
-        if findings.expect(not outcome.reasons, "verdict", f"{row['rollout_id']}: delivered, not masked for {wanted}"):
+        if findings.expect(not outcome.reasons, "outcome", f"{row['rollout_id']}: delivered, not masked for {wanted}"):
             wanted_arrays = (
                 ("token_ids", outcome.token_ids),
                 ("loss_mask", outcome.loss_mask),

@@ -28,8 +28,8 @@ def bench(directory: Path, *arguments: str) -> Any:
 
 
 def test_every_workload_and_level_is_measured_for_all_stores(tmp_path: Path) -> None:
-    found = bench(tmp_path, "--shrink", "32", "--level", "store", "--level", "reply")
-    store, response = found["levels"]["store"], found["levels"]["reply"]
+    found = bench(tmp_path, "--shrink", "32", "--level", "store", "--level", "response")
+    store, response = found["levels"]["store"], found["levels"]["response"]
     assert sorted(store) == ["agent", "chat", "crowd", "long"]
     assert sorted(response) == ["agent", "chat", "long"]
     for cells in store.values():
@@ -82,8 +82,8 @@ def test_prepared_calls_extend_one_another_and_are_the_same_in_both_forms(
     from benchmark.workloads import WORKLOADS
 
     workload = WORKLOADS["agent"].shrunk(16)
-    write_inputs(workload, tmp_path, ("arrays", "reply"))
-    arrays, responses = (read_inputs(tmp_path, form)[0] for form in ("arrays", "reply"))
+    write_inputs(workload, tmp_path, ("arrays", "response"))
+    arrays, responses = (read_inputs(tmp_path, form)[0] for form in ("arrays", "response"))
     known: list[int] = []
     for call, response in zip(arrays, responses, strict=True):
         assert (call.rollout_id, call.call_id) == (response.rollout_id, response.call_id)

@@ -41,7 +41,7 @@ async def test_a_gap_in_streamed_ids_is_a_count_mismatch_and_the_client_sees_eve
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason", "detail"),
+    ("response", "reason", "detail"),
     [
         (chat([5, 6], None), "no_token_ids", "choice 0 has no log probabilities"),
         (chat(None, [-0.1], 1), "no_token_ids", "choice 0 has no token ids"),
@@ -94,7 +94,7 @@ async def test_ids_that_only_the_token_texts_spell_are_taken(gateway: Gateway) -
     assert (await gateway.entry()).generation_token_ids == [11, 12]
 
 
-@pytest.mark.parametrize("reply", [chat([], []), chat([], None), chat(None, None, 0)])
+@pytest.mark.parametrize("response", [chat([], []), chat([], None), chat(None, None, 0)])
 async def test_an_empty_generation_is_a_call_without_tokens(gateway: Gateway, response: dict[str, Any]) -> None:
     gateway.engine.handler = answering(response)
     await gateway.post(CHAT, BODY)

@@ -23,7 +23,7 @@ from served import Serving, serving
 from commands import RunTokcap
 from token_id_capture.store import TokenCaptureStore
 
-KEY = "writer lock-key-5f1e"
+KEY = "gateway-key-5f1e"
 ENGINE_KEY = "engine-key-77aa"
 PROMPT = "a prompt that no log may quote"
 
