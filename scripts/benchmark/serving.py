@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from benchmark.child import wait_for_word
 from benchmark.measure import Stopwatch
+from token_id_capture.server.listener import listen
 
 _HOP_BY_HOP = {"connection", "content-length", "host", "transfer-encoding"}
 
@@ -48,7 +49,7 @@ async def run(
 @asynccontextmanager
 async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """One worker of uvicorn in this event loop."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen(socket.AF_INET, ("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         # The socket listens already: who connects before the server accepts only waits a moment.

@@ -21,6 +21,7 @@ import uvicorn
 from aiohttp import web
 
 from token_id_capture.server.app import create_app
+from token_id_capture.server.listener import listen
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing import replay as kit
 
@@ -146,7 +147,7 @@ class _Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def serving(app: Any, *, grace: int = 5) -> AsyncIterator[tuple[str, uvicorn.Server]]:
     """Serve an ASGI application with uvicorn, as ``tokcap serve`` does, on a loopback port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen(socket.AF_INET, ("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 
 import uvicorn
 
+from token_id_capture.server.listener import listen
 from token_id_capture.testing.engine import PolicyEngine
 
 # Keep-alive connections and held calls would otherwise keep a finished test waiting.
@@ -35,7 +36,7 @@ async def serve_engine(
         async with serve_engine(PolicyEngine(seconds_per_token=0.01)) as url:
             ...  # POST url + "/v1/chat/completions"
     """
-    with socket.create_server((host, port)) as listener:
+    with listen(socket.AF_INET, (host, port)) as listener:
         server = _Server(
             uvicorn.Config(
                 engine or PolicyEngine(),

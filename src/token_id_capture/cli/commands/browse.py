@@ -53,12 +53,9 @@ def _listener(host: str, port: int) -> socket.socket:
         fail(f"cannot listen on {host}: {error.strerror}")
     if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         fail(f"{host} can be reached from other machines, and every token could be read there: use 127.0.0.1")
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    from token_id_capture.server.listener import listen
+
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
+        return listen(family, address)
     except OSError as error:
-        listener.close()
         fail(f"cannot listen on port {port} of {host}: {error.strerror}; choose another one with --port")
-    return listener

@@ -6,12 +6,10 @@ import ipaddress
 import math
 import socket
 import sys
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from token_id_capture.cli.options import fail
-
-BACKLOG: Final = 2048
-"""Connections that may wait to be accepted."""
+from token_id_capture.server.listener import listen
 
 _Address: TypeAlias = tuple[socket.AddressFamily, Any]
 
@@ -32,16 +30,13 @@ def listener_at(where: _Address, client_timeout: float) -> socket.socket:
     """A listening socket. It listens before the workers are up, so that early clients only wait."""
     family, address = where
     try:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sys.platform == "linux":
-            # Its connections inherit this. A client that reads nothing more, or whose machine is gone,
-            # would else hold its call, and the engine's connection with it, for as long as it likes.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
-        listener.bind(address)
-        listener.listen(BACKLOG)
+        listener = listen(family, address)
     except OSError as error:
         _cannot_listen(address[0], address[1], error)
+    if sys.platform == "linux":
+        # Its connections inherit this. A client that reads nothing more, or whose machine is gone,
+        # would else hold its call, and the engine's connection with it, for as long as it likes.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
     listener.set_inheritable(True)
     return listener
 

@@ -22,9 +22,9 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from token_id_capture.cli.options import LogFormat
-from token_id_capture.cli.serving.listening import BACKLOG
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.worker import METRICS_VARIABLE
+from token_id_capture.server.listener import BACKLOG
 
 _logger = logging.getLogger(__name__)
 

@@ -1,0 +1,73 @@
+"""How long one client waits that makes one call at a time: what no count of calls per second shows."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import aiohttp
+import pytest
+import replay
+import uvloop
+from made_up import BODY, CHAT, answering, chat
+from replay import replay_engine
+from served import serving
+
+from token_id_capture.server.listener import listen
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+CALLS = 25
+# Some three bare proxies' time goes into two transactions and what they wait for; 40 ms would be thirty.
+LIMIT = 12.0
+
+
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_accepted_connections_send_small_writes_at_once(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def option() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with listen(socket.AF_INET, ("127.0.0.1", 0)) as listener:
+            async with await asyncio.start_server(note, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                found = await accepted
+                writer.close()
+                await writer.wait_closed()
+                return found
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(option())
+
+
+async def test_a_single_call_takes_a_few_times_as_long_as_through_a_bare_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from benchmark.serving import bare_proxy
+
+    async with replay_engine() as engine, aiohttp.ClientSession() as session:
+        engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
+
+        async def call(url: str) -> float:
+            began = perf_counter()
+            async with session.post(url, json=BODY) as response:
+                await response.read()
+            assert response.status == 200
+            return perf_counter() - began
+
+        async with (
+            replay.serving(bare_proxy(engine.url)) as (bare, _),
+            serving(tmp_path / "captures.db", engine.url, "--engine", "vllm") as ours,
+        ):
+            urls = (bare + CHAT, ours.url + ours.base() + CHAT)
+            times = [[await call(url) for url in urls] for _ in range(CALLS)]
+    through_bare, through_ours = map(median, zip(*times, strict=True))
+    assert through_ours < LIMIT * through_bare, f"{through_ours * 1e3:.1f} ms, {through_bare * 1e3:.1f} ms"
