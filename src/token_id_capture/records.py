@@ -161,6 +161,17 @@ class TokenEntry(BaseModel):
         )
 
 
+def choice_call_id(model_call_id: str, position: int) -> str:
+    """The id under which a choice of a call is stored: the first has the call's own, the others add their position."""
+    return f"{model_call_id}.{position}" if position else model_call_id
+
+
+def call_of_choice(model_call_id: str) -> str:
+    """The call that a choice would belong to, were this the id of one; ask only where that call is known."""
+    call_id, dot, position = model_call_id.rpartition(".")
+    return call_id if dot and position.isdecimal() else model_call_id
+
+
 def extract_token_fields(response: Mapping[str, Any]) -> dict[str, Any] | None:
     """The token arrays of a complete response: a dict with the keys of ``TOKEN_FIELDS``, or None.
 

@@ -262,7 +262,10 @@ async def test_a_stream_that_breaks_off_is_lost_and_the_clients_breaks_too(gatew
     gateway.engine.handler = hanging_up(*sent)
     response = await gateway.post(CHAT, {**STREAM, "logprobs": True, "return_token_ids": True})
     assert (response.status, response.body, response.whole) == (200, b"".join(sent), False)
-    assert [reason for reason, _ in await gateway.flags()] == ["lost_stream"]
+    [(reason, detail)] = await gateway.flags()
+    assert reason == "lost_stream"
+    assert detail.startswith("the connection to http://127.0.0.1:")
+    assert detail.endswith(" broke: it ended in the middle of a response; choice 0 has no finish reason")
     assert await gateway.intents() == [None]
     assert await gateway.store.read_entries("r1") == ()
 

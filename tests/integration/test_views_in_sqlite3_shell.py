@@ -27,6 +27,7 @@ from token_id_capture.store import TokenCaptureStore
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "views.md"
 VIEWS = ("rollout_overview", "kept_evidence", "lost_calls", "late_calls", "call_chain", "call_tokens")
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
 Shell = Callable[[str], list[dict[str, Any]]]
 
@@ -63,7 +64,10 @@ async def fill(store: TokenCaptureStore) -> None:
     await store.put(entry("running", "only", [1], [2]))
     await store.put(entry("done", "only", [1], [2]))
     snapshot = await store.freeze("done")
-    await store.record_outcome(snapshot.snapshot_id, snapshot.version, "delivered")
+    counted = {"n_calls": 2, "generated_tokens_captured": 7}
+    await store.record_outcome(snapshot.snapshot_id, snapshot.version, "delivered", metrics=counted)
+    await store.put(entry("uncounted", "only", [1], [2]))
+    await store.retire(["uncounted"])
     assert await store.drop("done", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
 
 
@@ -104,7 +108,7 @@ def examples() -> list[str]:
 
 def test_the_documented_views_are_those_of_the_file(shell: Shell) -> None:
     names = [row["name"] for row in shell("SELECT name FROM sqlite_master WHERE type = 'view' ORDER BY rowid")]
-    assert names == list(VIEWS)
+    assert sorted(names) == sorted(VIEWS)
     assert re.findall(r"^## (\w+)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE) == list(VIEWS)
 
 
@@ -125,7 +129,8 @@ def test_the_overview_sums_up_what_is_there_and_what_became_of_it(shell: Shell) 
         "math-0": ("frozen", 4, 9, 10, 5, 0, 0),
         "math-1": ("frozen", 1, 1, 2, 1, 1, 2),
         "running": ("open", 1, 1, 2, 1, 0, 0),
-        "done": ("retired", 0, 0, 0, 0, 0, 0),
+        "done": ("retired", 2, None, None, 7, 0, 0),
+        "uncounted": ("retired", None, None, None, None, 0, 0),
     }
     assert [rows[rollout]["open_calls"] for rollout in ("math-0", "math-1")] == [0, 1]
     outcomes = {rollout: (row["latest_outcome"], row["latest_reason"]) for rollout, row in rows.items()}
@@ -183,6 +188,47 @@ def test_the_chain_has_the_turn_of_each_call_and_what_it_shares(shell: Shell) ->
         "third": (3, "second", 7, 0.7778, 2),
         "elsewhere": (1, None, 0, 0.0, 3),
     }
+
+
+@pytest.mark.parametrize(
+    ("view", "times"),
+    [
+        ("rollout_overview", ["opened"]),
+        ("kept_evidence", ["frozen", "judged"]),
+        ("lost_calls", ["begun", "process_started", "process_last_seen"]),
+        ("late_calls", ["attempted", "process_started", "process_last_seen"]),
+        ("call_chain", ["created", "stored"]),
+    ],
+)
+def test_times_have_microseconds_and_sort_as_text(shell: Shell, view: str, times: list[str]) -> None:
+    for row in shell(f"SELECT * FROM {view}"):
+        assert [name for name in times if not TIME.fullmatch(row[name])] == []
+        assert sorted(name for name in row if TIME.fullmatch(str(row[name]))) == sorted(times)
+
+
+async def test_a_time_is_rounded_to_microseconds_and_never_to_sixty_seconds(tmp_path: Path) -> None:
+    made = {"a": 1_749_999_999.9999998, "b": 1_749_999_999.999999, "c": 0.0, "d": 1_764_547_199.123457}
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        for name, created in made.items():
+            await store.put(entry("r", name, [1], [2]).model_copy(update={"created_at": created}))
+        rows = ask(store.database, "SELECT model_call_id, created FROM call_chain ORDER BY model_call_id")
+    assert [row["created"] for row in rows] == [
+        "2025-06-15 15:06:40.000000",
+        "2025-06-15 15:06:39.999999",
+        "1970-01-01 00:00:00.000000",
+        "2025-11-30 23:59:59.123457",
+    ]
+
+
+def test_calls_with_several_roots_and_one_time_have_an_order(shell: Shell) -> None:
+    rows = shell("SELECT * FROM call_chain WHERE rollout_id = 'math-0' ORDER BY stored_order")
+    assert {row["created"] for row in rows} == {"2025-06-15 15:06:40.000000"}
+    assert [(row["model_call_id"], row["root_call_id"]) for row in rows] == [
+        ("first", "first"),
+        ("second", "first"),
+        ("third", "first"),
+        ("elsewhere", "elsewhere"),
+    ]
 
 
 def test_the_documented_recipe_decodes_the_whole_sequence_of_a_call(shell: Shell) -> None:

@@ -60,7 +60,8 @@ async def fill(store: TokenCaptureStore) -> None:
     with contextlib.suppress(RolloutFrozenError):
         await store.put(entry("masked", "late", [1], [2]))
     snapshot = await store.freeze("retired")
-    await store.record_outcome(snapshot.snapshot_id, snapshot.version, "delivered")
+    counted = {"n_calls": 1, "generated_tokens_captured": 1}
+    await store.record_outcome(snapshot.snapshot_id, snapshot.version, "delivered", metrics=counted)
     await store.drop("retired", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
 
 

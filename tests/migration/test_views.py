@@ -45,7 +45,7 @@ def test_the_overview_has_one_row_for_each_rollout(shell: sqlite3.Connection) ->
         ("delivered", "frozen", 1, "delivered"),
         ("masked", "frozen", 2, "masked"),
         ("open", "open", 4, None),
-        ("retired", "retired", 0, "delivered"),
+        ("retired", "retired", 1, "delivered"),
     ]
 
 

@@ -263,6 +263,39 @@ def test_each_call_has_its_place() -> None:
     ]
 
 
+def test_choices_of_one_request_are_told_as_choices() -> None:
+    tree = call_tree(
+        [
+            call("first", [1], [2]),
+            call("first.1", [1], [3]),
+            call("asked-again", [1], [4]),
+            call("next", [1, 2, 5], [6]),
+            call("next.1", [1, 2, 5], [7]),
+            call("v1.0", [1, 2, 5], []),
+        ]
+    )
+    assert [*tree_lines(tree)] == [
+        "┌ 1",
+        "├── 5  one of several choices of a call, none continued",
+        "└ 4  one of several choices of a call, none continued",
+        "─ 2  another choice beside 1; left out",
+        "─ 3  another answer to the prompt of 1; left out",
+        "6  nothing generated; left out",
+    ]
+
+
+async def test_choices_that_nothing_continues_are_explained_as_choices_and_retries_as_retries() -> None:
+    choices = await explain(stored([call("a", [1], [2]), call("a.1", [1], [3])]))
+    found = finding(choices, reasons.UNRESOLVED_RETRY)
+    assert found.what == "The last call asked for several choices (n > 1) and nothing says which of them was used."
+    assert "n = 1" in found.remedies[0]
+    for retries in ([call("a", [1], [2]), call("b", [1], [3])], [call("a", [1], [2]), call("a.x", [1], [3])]):
+        found = finding(await explain(stored(retries)), reasons.UNRESOLVED_RETRY)
+        assert (found.what, "n = 1" in found.remedies[0]) == (reasons.BUILD_REASONS[reasons.UNRESOLVED_RETRY], False)
+    continued = await explain(stored([call("a", [1], [2]), call("a.1", [1], [3]), call("b", [1, 2, 4], [5])]))
+    assert "Left out as choices of a call of which another choice was continued: call 2." in continued.notes
+
+
 def test_a_long_chain_is_one_line() -> None:
     history: list[int] = [1]
     entries = []

@@ -53,9 +53,9 @@ QUERIES: Final[dict[str, dict[str, str]]] = {
         "title": "Calls of a rollout",
         "description": "Which call continues which, and how much of each prompt is new.",
         "sql": (
-            "SELECT turn, model_call_id, parent_call_id, shared_tokens, new_prompt_tokens, generation_length,\n"
-            "       finish_reason, model, created\n"
-            "FROM call_chain\nWHERE rollout_id = :rollout\nORDER BY turn, created"
+            "SELECT stored_order, turn, model_call_id, parent_call_id, root_call_id, shared_tokens,\n"
+            "       new_prompt_tokens, generation_length, finish_reason, model, created\n"
+            "FROM call_chain\nWHERE rollout_id = :rollout\nORDER BY stored_order"
         ),
     },
     "tokens-of-a-call": {

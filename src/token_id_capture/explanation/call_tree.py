@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from token_id_capture.builder import BuildOutput, run_builder
-from token_id_capture.records import TokenEntry
+from token_id_capture.records import TokenEntry, call_of_choice
 from token_id_capture.tokens import TokenIds
 
 
@@ -34,7 +34,8 @@ class PlacedCall:
     """A call in the tree. ``number`` counts from 1, in the order in which the calls were stored.
 
     ``parent`` is the call that its prompt continues, token for token. ``same_as`` is, for a call that
-    was left out, the one whose prompt it has too: another answer, or for a copy the same one.
+    was left out, the one whose prompt it has too: another answer, or for a copy the same one. ``choice_of`` is
+    the id of the request that gave this answer and others at once (``n`` > 1), empty if it gave one.
     """
 
     entry: TokenEntry
@@ -42,6 +43,7 @@ class PlacedCall:
     role: Role
     parent: PlacedCall | None = None
     same_as: PlacedCall | None = None
+    choice_of: str = ""
     children: list[PlacedCall] = field(default_factory=list)
 
     @property
@@ -61,6 +63,10 @@ class PlacedCall:
 
     def __repr__(self) -> str:
         return f"PlacedCall({self.number}, {self.entry.model_call_id!r}, {self.role.value!r})"
+
+    def is_choice_beside(self, other: PlacedCall | None) -> bool:
+        """Whether both are choices of one request."""
+        return other is not None and self.choice_of != "" and self.choice_of == other.choice_of
 
     def path(self) -> Iterator[PlacedCall]:
         """This call and those that it continues, up to the root."""
@@ -118,8 +124,16 @@ def call_tree(entries: Iterable[TokenEntry]) -> CallTree:
     for entry in entries:
         call_id = entry.model_call_id
         placed.setdefault(call_id, PlacedCall(entry, len(placed) + 1, role(call_id)))
+    _group_choices(placed)
     _link_the_left_out(placed, _link_chains(output, placed))
     return CallTree(list(placed.values()), output)
+
+
+def _group_choices(placed: dict[str, PlacedCall]) -> None:
+    for call_id, call in placed.items():
+        first = placed.get(call_of_choice(call_id))
+        if first is not None and first is not call:
+            call.choice_of = first.choice_of = first.entry.model_call_id
 
 
 def _link_chains(output: BuildOutput, placed: dict[str, PlacedCall]) -> list[PlacedCall]:

@@ -7,7 +7,7 @@ nothing is frozen or recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from token_id_capture import reasons
@@ -21,6 +21,8 @@ from token_id_capture.explanation.remedies import (
     CALLED_AND_LOST,
     CALLED_AND_REFUSED,
     CALLED_TOO_LATE,
+    CHOICES,
+    ONE_CHOICE,
     REMEDIES,
     SENTENCES,
 )
@@ -164,7 +166,7 @@ def _findings(
         elif code in (reasons.MULTIPLE_ROOTS, reasons.MULTIPLE_CHAINS) and tree is not None:
             yield _with_divergences(rollout, code, tree, decode)
         elif code == reasons.UNRESOLVED_RETRY and tree is not None:
-            yield _finding(code, tree.output.notes.unresolved_retries)
+            yield _unresolved(tree)
         elif code == reasons.ABORTED_CALL and tree is not None:
             yield _finding(code, tree.output.notes.aborted_calls)
         elif code == reasons.EMPTY_GENERATIONS and tree is not None:
@@ -228,6 +230,14 @@ def _recorded_findings(recorded: Recorded) -> Iterator[Finding]:
         yield _finding(code, detail=detail)
 
 
+def _unresolved(tree: CallTree) -> Finding:
+    """Answers to one prompt of which none was continued: retries, or the choices of a single request."""
+    calls = tree.output.notes.unresolved_retries
+    requests = {tree.find(call).choice_of for call in calls}
+    found = _finding(reasons.UNRESOLVED_RETRY, calls)
+    return replace(found, what=CHOICES, remedy=ONE_CHOICE) if len(requests) == 1 and "" not in requests else found
+
+
 def _finding(reason: str, calls: Sequence[str] = (), detail: str = "") -> Finding:
     concerned = [(call, "") for call in calls] or ([("", detail)] if detail else [])
     return Finding(reason, *_words(reason), tuple(concerned))
@@ -253,7 +263,10 @@ def _left_out(tree: CallTree) -> Iterator[str]:
     by_role: dict[Role, list[PlacedCall]] = {}
     for call in tree.calls:
         by_role.setdefault(call.role, []).append(call)
-    if retries := by_role.get(Role.RETRY):
+    left_out = by_role.get(Role.RETRY, [])
+    if choices := [call for call in left_out if call.is_choice_beside(call.same_as)]:
+        yield f"Left out as choices of a call of which another choice was continued: {_calls(choices)}."
+    if retries := [call for call in left_out if not call.is_choice_beside(call.same_as)]:
         yield f"Left out as retries, of which another answer was continued: {_calls(retries)}."
     if copies := by_role.get(Role.COPY):
         yield f"Left out as copies, token for token, of another call: {_calls(copies)}."

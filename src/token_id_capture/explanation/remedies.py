@@ -69,6 +69,13 @@ REMEDIES: Final[dict[str, str]] = {
     reasons.PRUNED: "Nothing is left to be done. A longer --older-than keeps evidence longer.",
 }
 
+# About unresolved_retry, where the harness asked for several answers at once.
+CHOICES: Final = "The last call asked for several choices (n > 1) and nothing says which of them was used."
+ONE_CHOICE: Final = (
+    "Let the harness go on from one of the choices, or ask for one (n = 1) and give each sample a rollout id of its "
+    "own. Each choice by itself can still be trained on, with tokcap export --per-request."
+)
+
 # About nothing_recorded, where something is known of the rollout: the harness has its URL right.
 CALLED_AND_LOST: Final = "The harness called the right URL. See to the calls that are named above."
 CALLED_AND_REFUSED: Final = (

@@ -122,9 +122,10 @@ class _Labels:
         if call.role is Role.COPY:
             yield f"copy of {same}; left out"
         elif call.role is Role.RETRY:
-            yield f"another answer to the prompt of {same}; left out"
+            beside = call.is_choice_beside(call.same_as)
+            yield f"another {'choice beside' if beside else 'answer to the prompt of'} {same}; left out"
         elif call.role is Role.UNRESOLVED:
-            yield "one of several answers to a prompt, none continued"
+            yield f"one of several {'choices of a call' if call.choice_of else 'answers to a prompt'}, none continued"
         if call.entry.model_call_id in self._departed:
             earlier, position = self._departed[call.entry.model_call_id]
             start = "starts anew; " if call.parent is None else ""

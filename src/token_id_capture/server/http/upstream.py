@@ -240,5 +240,19 @@ def _translated(name: str, read_timeout: float) -> Iterator[None]:
     except TimeoutError as error:
         raise UpstreamError(f"{name} sent nothing for {read_timeout:g} s", status=504, sent=True) from error
     except (aiohttp.ClientError, OSError) as error:
-        problem = str(error) or type(error).__name__
-        raise UpstreamError(f"the connection to {name} broke: {problem}", status=502, sent=True) from error
+        raise UpstreamError(f"the connection to {name} broke: {_in_words(error)}", status=502, sent=True) from error
+
+
+def _in_words(error: aiohttp.ClientError | OSError) -> str:
+    """What happened to the connection; what aiohttp says of it names parts of aiohttp."""
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "it ended in the middle of a response"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it was closed before a response came"
+    if isinstance(error, aiohttp.ClientConnectionResetError):
+        return "it was closed while the request was sent"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what came is no HTTP response"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return type(error).__name__

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.errors import InvalidEntryError
-from token_id_capture.records import TokenEntry
+from token_id_capture.records import TokenEntry, choice_call_id
 from token_id_capture.server.wire.response import EngineChoice, EngineResponse
 from token_id_capture.sink import CaptureContext, describe_validation
 from token_id_capture.tokens import LogProbs, TokenIds
@@ -157,7 +157,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, response: En
                 prompts[id(prompt)] = TokenIds.of(prompt)
             entry = TokenEntry(
                 **shared,
-                model_call_id=f"{context.model_call_id}.{position}" if position else context.model_call_id,
+                model_call_id=choice_call_id(context.model_call_id, position),
                 prompt_token_ids=prompts[id(prompt)],
                 generation_token_ids=TokenIds.of(ids),
                 generation_log_probs=LogProbs.of(log_probs),

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 class RolloutSummary:
     """One rollout in a line; lengths in tokens, times in seconds since the epoch.
 
-    ``outcome`` and ``reason`` are those of the latest outcome, None if there is none.
+    ``outcome`` and ``reason`` are those of the latest outcome, None if there is none. Of a retired rollout
+    ``calls`` and ``generated_tokens`` are what its outcomes counted, None if they counted nothing, and
+    ``prompt_tokens_longest`` is None.
     """
 
     rollout_id: str
     state: str
     version: int
     snapshot_id: str | None
-    calls: int
-    prompt_tokens_longest: int
-    generated_tokens: int
+    calls: int | None
+    prompt_tokens_longest: int | None
+    generated_tokens: int | None
     flags: int
     open_intents: int
     outcome: str | None
