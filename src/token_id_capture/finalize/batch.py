@@ -33,6 +33,7 @@ from token_id_capture.delivery import (
     rollout_carries_token_ids,
 )
 from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
+from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import RowFormat
@@ -91,6 +92,7 @@ class Finalizer:
         async with self._store:
             read = partial(read_row, row_format=plan.row_format, id_field=plan.id_field)
             with RowFile(plan.output, read) as self._rows:
+                await settle(self._rows, self._store)
                 await self._run_batches(LineReader(stream, IN_FLIGHT))
         return self._totals
 

@@ -48,7 +48,7 @@ def whole_file(path: Path, may_replace: Callable[[Path], bool] = _never) -> Iter
 
 
 def _create(temporary: Path) -> BinaryIO:
-    return open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+    return open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def _publish(temporary: Path, path: Path, may_replace: Callable[[Path], bool]) -> None:
