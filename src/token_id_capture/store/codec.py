@@ -32,6 +32,11 @@ _STORED_IN_COLUMNS = {
     *("output_items", "token_item_index"),
 }
 _LENGTHS = struct.Struct("<5Q")
+
+UNREADABLE = (AttributeError, TypeError, ValueError, zlib.error)
+"""What a damaged column may raise where it is decoded."""
+
+PAYLOAD_MISMATCH = "its log probabilities or its content do not match the digest stored with them"
 _EXTRA_FIELDS = tuple(name for name in TokenEntry.model_fields if name not in _STORED_IN_COLUMNS)
 
 
@@ -174,21 +179,33 @@ def unpack_rollout(rollout_id: str, rows: Iterable[Mapping[str, Any]]) -> tuple[
     """The entries of one rollout's rows, in the rows' order.
 
     Raises:
-        CorruptCaptureError: a prefix pointer leads nowhere, a sequence does not match its digest,
-            or other content cannot be read; the message names the call.
+        CorruptCaptureError: a prefix pointer leads nowhere, tokens, log probabilities or content do
+            not match their digests, or cannot be read; the message names the call.
         InvalidEntryError: a record is newer than this release.
     """
     rows = list(rows)
     for row in rows:
         _refuse_newer(rollout_id, row)
+    for row in rows:
+        _check_payload(rollout_id, row)
     sequences = _Sequences(rollout_id, {row["model_call_id"]: row for row in rows})
     entries = []
     for row in rows:
         try:
             entries.append(_unpack(rollout_id, row, *sequences.of(row["model_call_id"])))
-        except (ValueError, zlib.error) as error:
+        except ValueError as error:
             raise _damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
     return tuple(entries)
+
+
+def _check_payload(rollout_id: str, row: Mapping[str, Any]) -> None:
+    """SQLite's pages have no checksum, so a changed byte on the disk is seen here or never."""
+    try:
+        digest = stored_payload_digest(row)
+    except UNREADABLE as error:
+        raise _damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
+    if digest != row["payload_digest"]:
+        raise _damaged(rollout_id, row["model_call_id"], PAYLOAD_MISMATCH)
 
 
 def _unpack(rollout_id: str, row: Mapping[str, Any], prompt: TokenIds, generation: TokenIds) -> TokenEntry:

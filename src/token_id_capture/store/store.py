@@ -354,7 +354,7 @@ class TokenCaptureStore:
 
 def _entries_of_snapshot(reader: TokenReader, head: snapshot.SnapshotHead) -> tuple[TokenEntry, ...]:
     rows = reader.read(queries.snapshot_rows, head.snapshot_id, head.version)
-    if not rows and not reader.read(queries.snapshot_exists, head.snapshot_id, head.version):
+    if rows is None:
         raise RolloutRetiredError(head.rollout_id, "reading its snapshot, which another process retired meanwhile")
     return unpack_rollout(head.rollout_id, rows)
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION
-from token_id_capture.store.codec import stored_payload_digest
+from token_id_capture.store.codec import PAYLOAD_MISMATCH, UNREADABLE, stored_payload_digest
 from token_id_capture.store.file.read_only import read_only, transaction
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def _calls(connection: sqlite3.Connection, source: _Source) -> Iterator[Damage]:
         try:
             row = connection.execute(statement, (*source.key, call_id)).fetchone()
             problems = ["is missing from its index"] if row is None else _problems(dict(row), source.sequences)
-        except (sqlite3.DatabaseError, AttributeError, TypeError, ValueError, zlib.error) as error:
+        except (sqlite3.DatabaseError, *UNREADABLE) as error:
             problems = [f"cannot be read ({error})"]
         for problem in problems:
             yield source.damage(problem, call_id)
@@ -210,7 +209,7 @@ def _problems(row: dict[str, Any], sequences: dict[str, _Sequence]) -> list[str]
     problem = _sequence_problem(row, sequences)
     problems = [problem] if problem else []
     if stored_payload_digest(row) != row["payload_digest"]:
-        problems.append("its log probabilities or its content do not match the digest stored with them")
+        problems.append(PAYLOAD_MISMATCH)
     return problems
 
 

@@ -136,7 +136,7 @@ def _entry_rows(
     if state != "frozen":
         return None, queries.entry_rows(connection.execute, rollout_id)
     head = connection.execute(_SNAPSHOT, (snapshot_id,)).fetchone()
-    return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0])
+    return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0]) or []
 
 
 def _outcome(version: int, outcome: str, reason: str, metrics: str, recorded_at: float) -> Outcome:

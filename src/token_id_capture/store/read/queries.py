@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from token_id_capture.errors import UnknownRolloutError
+from token_id_capture.errors import CorruptCaptureError, UnknownRolloutError
 from token_id_capture.store.outcome_order import OLDEST_FIRST
 from token_id_capture.store.read.summaries import (
     CallSummary,
@@ -46,9 +46,9 @@ SUMMARIES: Final = """
 
 # What codec.unpack_rollout reads.
 _ENTRY_COLUMNS: Final = (
-    *("model_call_id", "sequence_digest", "prefix_call_id", "prefix_length", "prompt_length", "generation_length"),
-    *("sequence_length", "schema_version", "model", "finish_reason", "created_at", "content", "extras"),
-    *("prompt_suffix", "generation", "log_probs", "routed_experts"),
+    *("model_call_id", "payload_digest", "sequence_digest", "prefix_call_id", "prefix_length", "prompt_length"),
+    *("generation_length", "sequence_length", "schema_version", "model", "finish_reason", "created_at"),
+    *("content", "extras", "prompt_suffix", "generation", "log_probs", "routed_experts"),
 )
 _ENTRY: Final = ", ".join(_ENTRY_COLUMNS)
 
@@ -83,7 +83,10 @@ _SNAPSHOT_ENTRIES = f"""
     SELECT {_ENTRY} FROM snapshot_entries
     WHERE rowid IN (SELECT rowid FROM snapshot_entries {_OF_SNAPSHOT}) ORDER BY rowid
 """
-_SNAPSHOT = f"SELECT 1 FROM snapshots {_OF_SNAPSHOT}"
+_SNAPSHOT = f"""
+    SELECT rollout_id, entry_count, incomplete, EXISTS (SELECT 1 FROM snapshot_flags {_OF_SNAPSHOT})
+    FROM snapshots {_OF_SNAPSHOT}
+"""
 
 
 def unknown(rollout_id: str) -> UnknownRolloutError:
@@ -134,14 +137,24 @@ def entry_rows(execute: Execute, rollout_id: str) -> Rows:
     return _as_dicts(execute(_ENTRIES, {"rollout": rollout_id}))
 
 
-def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows:
-    """The rows of a snapshot's entries, in the order in which they were stored."""
-    return _as_dicts(execute(_SNAPSHOT_ENTRIES, {"snapshot": snapshot_id, "version": version}))
+def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows | None:
+    """The rows of a snapshot's entries, in the order in which they were stored; None if it is not stored any more.
 
-
-def snapshot_exists(execute: Execute, snapshot_id: str, version: int) -> bool:
-    """Whether this version of the snapshot is still stored."""
-    return execute(_SNAPSHOT, {"snapshot": snapshot_id, "version": version}).fetchone() is not None
+    Raises:
+        CorruptCaptureError: it does not hold what was copied into it.
+    """
+    head = execute(_SNAPSHOT, {"snapshot": snapshot_id, "version": version}).fetchone()
+    if head is None:
+        return None
+    rollout_id, entry_count, incomplete, flagged = head
+    rows = _as_dicts(execute(_SNAPSHOT_ENTRIES, {"snapshot": snapshot_id, "version": version}))
+    if len(rows) != entry_count or bool(incomplete) != bool(flagged):
+        raise CorruptCaptureError(
+            f"version {version} of the snapshot of rollout {rollout_id!r} is damaged: it holds {len(rows)} calls of "
+            f"{entry_count}, and says incomplete = {incomplete} with{'' if flagged else 'out'} flags. "
+            "Do not train on this rollout; run tokcap verify on the database."
+        )
+    return rows
 
 
 def _as_dicts(result: Result) -> Rows:
