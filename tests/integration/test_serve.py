@@ -108,20 +108,15 @@ async def test_two_workers_share_the_database_and_one_that_is_killed_is_replaced
         TokenCaptureStore(tmp_path / "captures.db") as store,
     ):
 
-        async def opened(count: int) -> set[int]:
-            """The workers that have opened the store, once they are so many."""
-            pids = await writer_pids(server, store)
-            return pids if len(pids) == count else set()
-
         async def served() -> bool:
             with contextlib.suppress(aiohttp.ClientError):
                 return (await server.post(server.base() + CHAT))[0] == 200
             return False
 
-        first, second = await until(lambda: opened(2), 30)
+        first, second = await until(lambda: opened(server, store, 2), 30)
         assert await served()
         os.kill(first, signal.SIGKILL)
-        (third,) = await until(lambda: opened(3), 30) - {first, second}
+        (third,) = await until(lambda: opened(server, store, 3), 30) - {first, second}
         os.kill(second, signal.SIGKILL)
         await until(served, 30)
         assert len(await store.read_entries("r1")) == 2
@@ -132,6 +127,64 @@ async def test_two_workers_share_the_database_and_one_that_is_killed_is_replaced
         for pid in (first, second, third):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+
+async def test_on_sighup_each_worker_is_replaced_once_its_successor_serves(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("first")
+    async with (
+        serving(tmp_path / "captures.db", engine.url, "--workers", "2", "--api-key-file", str(key)) as server,
+        TokenCaptureStore(tmp_path / "captures.db") as store,
+    ):
+
+        async def statuses(sent: str) -> set[int]:
+            return {(await server.get("/v1/models", authorization=f"Bearer {sent}"))[0] for _ in range(8)}
+
+        async def only_the_second() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                return await statuses("first") == {401} and await statuses("second") == {200}
+            return False
+
+        async def said() -> bool:
+            return any("did not start" in line for line in server.lines)
+
+        await until(lambda: opened(server, store, 2), 30)
+        assert await statuses("first") == {200}
+        key.write_text("second")
+        server.process.send_signal(signal.SIGHUP)
+        await until(only_the_second, 60)
+        key.write_text("two words")
+        server.process.send_signal(signal.SIGHUP)
+        await until(said, 30)
+        assert await statuses("second") == {200}
+        assert (await server.stop(signal.SIGTERM))[0] == 0
+
+
+async def test_the_server_ends_where_no_worker_can_start(tmp_path: Path, engine: ReplayEngine) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("good")
+    async with (
+        serving(tmp_path / "captures.db", engine.url, "--workers", "2", "--api-key-file", str(key)) as server,
+        TokenCaptureStore(tmp_path / "captures.db") as store,
+    ):
+        first, _ = await until(lambda: opened(server, store, 2), 30)
+        key.unlink()
+        os.kill(first, signal.SIGKILL)
+        code, said = await server.ended()
+        assert code == 1
+        assert "cannot read the key file" in said
+        assert "could not start, so the server ends" in said
+        assert "Traceback" not in said
+
+
+async def opened(server: Serving, store: TokenCaptureStore, count: int) -> set[int]:
+    """The workers that have opened the store, once they are so many."""
+    pids = await writer_pids(server, store)
+    return pids if len(pids) == count else set()
 
 
 async def writer_pids(server: Serving, store: TokenCaptureStore) -> set[int]:

@@ -1,7 +1,8 @@
-"""One server process of ``tokcap serve``: its application, its limits, and its parent."""
+"""One server process of ``tokcap serve``: its server, its application, its limits, and its parent."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import multiprocessing
@@ -10,15 +11,20 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
 
 from token_id_capture.cli.serving.keys import read_key
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.settings import GatewaySettings, header_names
 from token_id_capture.errors import ConfigurationError
+from token_id_capture.server.listener import BACKLOG
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -26,23 +32,69 @@ if TYPE_CHECKING:
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """The directory that the workers share for their numbers, as prometheus_client calls it."""
 
+CANNOT_START: Final = 3
+"""The exit code of a worker that ended before it served; uvicorn's own is the same."""
+
+_WORKER_APP: Final = f"{__name__}:worker_app"
+# Clients keep idle connections longer than uvicorn's five seconds; one that is closed under them
+# costs them a call.
+_KEEP_ALIVE_SECONDS: Final = 120
+
 _CONNECTIONS = 65_536
 _OTHER_FILES = 128
 
 
+def make_server(shutdown_seconds: int) -> uvicorn.Server:
+    """The server of one worker, on a socket that it is given."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            _WORKER_APP,
+            factory=True,
+            backlog=BACKLOG,
+            lifespan="on",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            # The engine's own headers are passed on.
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=shutdown_seconds,
+        )
+    )
+
+
+def run_worker(listener: socket.socket, shutdown_seconds: int, health: Connection[bool, None]) -> None:
+    """Serve in a process of its own, and answer on ``health`` whether it serves yet."""
+    server = make_server(shutdown_seconds)
+
+    def answer() -> None:
+        with contextlib.suppress(OSError, EOFError):  # the parent is gone
+            while True:
+                health.recv()
+                health.send(server.started)
+
+    threading.Thread(target=answer, name="health", daemon=True).start()
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass  # of a terminal, to all of the group: the server has stopped as it should
+    finally:
+        if not server.started:
+            sys.exit(CANNOT_START)
+
+
 def worker_app() -> ASGIApp:
     """The application of one worker, with the settings of its environment."""
-    from uvicorn.config import STARTUP_FAILURE
-
     settings = GatewaySettings()
     log_to_stderr(settings.log_format, access_log=settings.access_log)
     _stop_with_parent()
     try:
         app = _app(settings)
     except ConfigurationError as error:
-        # The supervisor takes this exit code for an end, not for a crash to be repeated.
         logging.getLogger(__name__).error("%s", error)
-        sys.exit(STARTUP_FAILURE)
+        sys.exit(CANNOT_START)
     # What is loaded stays; each time the collector walked it, the event loop would stop for tens of milliseconds.
     gc.collect()
     gc.freeze()
