@@ -36,6 +36,21 @@ NO_CAPTURE_KEY: Final = "no_capture_key"
 NOTHING_RECORDED: Final = "nothing_recorded"
 UNRESOLVED_RETRY: Final = "unresolved_retry"
 
+ENDS_WITH_ANSWER: Final = "ends_with_answer"
+ENGINE_IGNORED_IDS: Final = "engine_ignored_ids"
+FIRST: Final = "first"
+MEDIA: Final = "media"
+NO_ROOM: Final = "no_room"
+PROMPT_FIELD: Final = "prompt_field"
+REASONING_EDITED: Final = "reasoning_edited"
+RENDER_DIFFERS: Final = "render_differs"
+RENDER_FAILED: Final = "render_failed"
+STOP_TOKEN_UNKNOWN: Final = "stop_token_unknown"
+TAIL_DIFFERS: Final = "tail_differs"
+TEMPLATE_IGNORES_ANSWER: Final = "template_ignores_answer"
+TEXT_DIFFERS: Final = "text_differs"
+UNKNOWN_HISTORY: Final = "unknown_history"
+
 DELETED_BY_HAND: Final = "deleted_by_hand"
 PRUNED: Final = "pruned"
 RETIRED_BY_HAND: Final = "retired_by_hand"
@@ -75,6 +90,24 @@ RELEASE_REASONS: Final[dict[str, str]] = {
     DELETED_BY_HAND: "The rollout was deleted whatever its state, before its id was used again.",
     PRUNED: "The evidence was older than an administrator wanted to keep it, and tokcap prune let it go.",
     RETIRED_BY_HAND: "The rollout was retired whatever its state, by a call of the store's retire.",
+}
+
+
+CONTINUITY_REASONS: Final[dict[str, str]] = {
+    ENDS_WITH_ANSWER: "The last message is an answer that the policy is to go on with.",
+    ENGINE_IGNORED_IDS: "The engine read another prompt than the one that was sent, so continuity was turned off.",
+    FIRST: "The request restates no answer, so there is nothing to continue.",
+    MEDIA: "A message holds something other than text.",
+    NO_ROOM: "The exact tokens do not fit into the context length of the model, and the template's prompt does.",
+    PROMPT_FIELD: "The request says itself how its prompt is made.",
+    REASONING_EDITED: "An answer came back with other reasoning than was captured.",
+    RENDER_DIFFERS: "The engine's tokenizer endpoint does not give the prompt that its chat endpoint read.",
+    RENDER_FAILED: "The engine did not render the messages, or not in time.",
+    STOP_TOKEN_UNKNOWN: "The template does not write the token with which the policy ended its turn.",
+    TAIL_DIFFERS: "The template writes something else after the answer in the real conversation than in a short one.",
+    TEMPLATE_IGNORES_ANSWER: "The template writes nothing of the answer, so the place behind it cannot be found.",
+    TEXT_DIFFERS: "The exact tokens read otherwise than the template's prompt, which the policy 'template' forbids.",
+    UNKNOWN_HISTORY: "No answer in the history is one that was captured: it was edited, or is of another agent.",
 }
 
 
