@@ -9,8 +9,8 @@
 Inside the three largest packages the same holds::
 
     store: {codec, file, outcome_order} <- schema <- read <- write <- {maintain, store}
-    server: text <- engines <- wire <- http <- {listener, middleware, prompt_ids, stream} <- call <- gateway
-        <- {app, check}
+    server: text <- engines <- wire <- http <- {continuity, listener, middleware, prompt_ids, stream} <- call
+        <- gateway <- {app, check}
     cli: options <- {output, serving} <- {commands, demo} <- main
 """
 
@@ -59,7 +59,7 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"engines"}),
         frozenset({"wire"}),
         frozenset({"http"}),
-        frozenset({"listener", "middleware", "prompt_ids", "stream"}),
+        frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream"}),
         frozenset({"call"}),
         frozenset({"gateway"}),
         frozenset({"app", "check"}),
