@@ -36,7 +36,18 @@ def test_a_process_that_ended_is_dead_even_before_its_parent_has_noticed() -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells when a process started")
 def test_another_process_with_the_same_pid_is_not_the_one_of_the_row() -> None:
     # The row is of an hour before this process started.
-    assert of(ProcessIdentity.of_this_process(), started_at=time.time() - time.monotonic() - 3600) is Liveness.DEAD
+    identity = ProcessIdentity.of_this_process()
+    boot, namespace, tick = identity.boot_id.split("/")
+    assert of(identity, booted=f"{boot}/{namespace}/{int(tick) - 1}") is Liveness.DEAD
+    # A row of a release that kept no tick.
+    earlier = {"booted": f"{boot}/{namespace}", "started_at": time.time() - time.monotonic() - 3600}
+    assert of(identity, **earlier) is Liveness.DEAD
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_clock_that_was_set_makes_no_process_dead(seconds: int) -> None:
+    identity = ProcessIdentity.of_this_process()
+    assert of(identity, started_at=identity.started_at + seconds) is Liveness.ALIVE
 
 
 def test_a_process_of_an_earlier_boot_is_dead() -> None:
@@ -46,7 +57,7 @@ def test_a_process_of_an_earlier_boot_is_dead() -> None:
 def test_a_process_of_another_host_or_container_is_unknown() -> None:
     identity = ProcessIdentity.of_this_process()
     assert of(identity, host="elsewhere") is Liveness.UNKNOWN
-    boot, _, _ = identity.boot_id.partition("/")
+    boot = identity.boot_id.partition("/")[0]
     assert of(identity, booted=f"{boot}/1") is Liveness.UNKNOWN
 
 

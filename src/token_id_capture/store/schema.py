@@ -83,9 +83,18 @@ writers = Table(
     Column("writer_id", TEXT, primary_key=True, nullable=False),
     Column("pid", INTEGER, nullable=False),
     Column("host", TEXT, nullable=False),
-    Column("boot_id", TEXT, nullable=False, comment="tells a pid of this boot from one before a restart"),
+    Column("boot_id", TEXT, nullable=False, comment="the boot, pid namespace and clock tick of its start"),
     Column("started_at", REAL, nullable=False),
     Column("last_seen_at", REAL, nullable=False, comment="its latest commit, to within some seconds"),
+    sqlite_strict=True,
+)
+
+capture_file = Table(
+    "capture_file",
+    metadata,
+    Column("file_id", TEXT, primary_key=True, nullable=False, comment="tells this file from others and from copies"),
+    Column("made_at", REAL, nullable=False),
+    Column("copied_from", TEXT, comment="the file_id of the database that this is a backup of"),
     sqlite_strict=True,
 )
 
@@ -96,7 +105,7 @@ rollouts = Table(
     Column("incarnation", TEXT, nullable=False, comment="new whenever the id is used again after a delete"),
     Column("state", TEXT, CheckConstraint("state IN ('open', 'frozen', 'retired')"), nullable=False),
     Column("version", INTEGER, nullable=False, comment="raised by every freeze and every mark"),
-    Column("snapshot_id", TEXT, comment="of the frozen rollout; kept after a drop so that it can be repeated"),
+    Column("snapshot_id", TEXT, comment="of the frozen rollout; kept after its retirement, for its outcomes"),
     Column("opened_at", REAL, nullable=False),
     Column("frozen_at", REAL),
     Column("retired_at", REAL),

@@ -46,7 +46,7 @@ _OPEN_CALLS = f"""
              ORDER BY f.flag_id DESC LIMIT 1) AS reason,
            (SELECT o.outcome FROM build_outcomes AS o WHERE o.outcome_id = {latest_of("r.snapshot_id")}) AS outcome
     FROM call_intents AS i JOIN rollouts AS r ON r.rollout_id = i.rollout_id
-    WHERE i.outcome IS NULL ORDER BY i.begun_at, i.rollout_id, i.model_call_id
+    WHERE i.outcome IS NULL ORDER BY i.rowid
 """
 
 

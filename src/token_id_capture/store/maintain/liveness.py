@@ -8,10 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from token_id_capture.store.write.process import boot_id
+from token_id_capture.store.write.process import boot_id, start_tick
 
-# How much later than its own row in ``writers`` a process may seem to have started: clocks are
-# set now and then. One that started later than this is another process with the same pid.
+# Rows of earlier releases tell no tick, and the clock has to do: how much later than its own row in
+# ``writers`` a process may seem to have started, as clocks are set now and then.
 _CLOCK_SLACK_SECONDS: Final = 60.0
 
 
@@ -28,17 +28,17 @@ def liveness_of(pid: int, host: str, booted: str, started_at: float) -> Liveness
     """Look for the process of a row of ``writers``; ``booted`` is the row's ``boot_id``."""
     if host != socket.gethostname():
         return Liveness.UNKNOWN
-    boot, _, namespace = booted.partition("/")
-    boot_here, _, namespace_here = boot_id().partition("/")
+    boot, namespace, tick = [*booted.split("/"), "", ""][:3]
+    boot_here, namespace_here = [*boot_id().split("/"), ""][:2]
     if boot != boot_here:
         return Liveness.DEAD
     if namespace and namespace != namespace_here:
         # Containers of one pod share host name and kernel, but count their processes separately.
         return Liveness.UNKNOWN
-    return Liveness.ALIVE if _runs(pid, started_at) else Liveness.DEAD
+    return Liveness.ALIVE if _runs(pid, tick, started_at) else Liveness.DEAD
 
 
-def _runs(pid: int, started_at: float) -> bool:
+def _runs(pid: int, tick: str, started_at: float) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -46,10 +46,11 @@ def _runs(pid: int, started_at: float) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        is_zombie, ticks = fields[0] in "ZX", int(fields[19])
-        since_boot = ticks / os.sysconf("SC_CLK_TCK")
-        return not is_zombie and _booted_at() + since_boot <= started_at + _CLOCK_SLACK_SECONDS
+        running = start_tick(pid)
+        if running is None or tick:
+            return running is not None and running == tick
+        since_boot = int(running) / os.sysconf("SC_CLK_TCK")
+        return _booted_at() + since_boot <= started_at + _CLOCK_SLACK_SECONDS
     except (OSError, ValueError, IndexError):
         # No /proc, as on macOS: the pid has to do.
         return True

@@ -34,7 +34,7 @@ _SNAPSHOT = "SELECT version, incomplete FROM snapshots WHERE snapshot_id = ? ORD
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
 _OUTCOMES = f"""
     SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
-    WHERE rollout_id = ? AND recorded_at >= ? ORDER BY {OLDEST_FIRST}
+    WHERE snapshot_id = ? ORDER BY {OLDEST_FIRST}
 """
 
 
@@ -97,7 +97,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
             raise queries.unknown(rollout_id)
         state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
         head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
-        outcomes = connection.execute(_OUTCOMES, (rollout_id, opened_at)).fetchall()
+        outcomes = connection.execute(_OUTCOMES, (snapshot_id,)).fetchall()
         more: dict[str, Any] = (
             {
                 "flags": queries.flags(connection.execute, rollout_id),

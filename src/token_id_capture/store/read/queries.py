@@ -64,15 +64,15 @@ _FLAGS = """
 _INTENTS = """
     SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host
     FROM call_intents AS i JOIN writers AS w ON w.writer_id = i.writer_id
-    WHERE i.rollout_id = :rollout ORDER BY i.begun_at, i.model_call_id
+    WHERE i.rollout_id = :rollout ORDER BY i.rowid
 """
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
 _OUTCOMES = f"""
     SELECT version, outcome, reason, recorded_at FROM build_outcomes
-    WHERE rollout_id = :rollout AND recorded_at >= :opened_at ORDER BY {OLDEST_FIRST}
+    WHERE snapshot_id = :snapshot ORDER BY {OLDEST_FIRST}
 """
 _LATE_WRITES = """
-    SELECT model_call_id, state, attempted_at FROM late_writes WHERE rollout_id = :rollout ORDER BY attempted_at
+    SELECT model_call_id, state, attempted_at FROM late_writes WHERE rollout_id = :rollout ORDER BY rowid
 """
 # Found by rowid, in whose order they come: to be sorted, rows as wide as these are copied once more.
 _ENTRIES = f"""
@@ -106,7 +106,7 @@ def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
     if row is None:
         raise unknown(rollout_id)
     summary = RolloutSummary(*row)
-    outcomes = execute(_OUTCOMES, {"rollout": rollout_id, "opened_at": summary.opened_at}).fetchall()
+    outcomes = execute(_OUTCOMES, {"snapshot": summary.snapshot_id}).fetchall()
     return RolloutDetail(
         summary=summary,
         calls=tuple(CallSummary(*row) for row in execute(_CALLS, {"rollout": rollout_id}).fetchall()),
@@ -123,12 +123,12 @@ def flags(execute: Execute, rollout_id: str) -> tuple[FlagSummary, ...]:
 
 
 def intents(execute: Execute, rollout_id: str) -> tuple[IntentSummary, ...]:
-    """Its calls of which no entry is stored, the earliest first."""
+    """Its calls of which no entry is stored, in the order in which they began."""
     return tuple(IntentSummary(*row) for row in execute(_INTENTS, {"rollout": rollout_id}).fetchall())
 
 
 def late_writes(execute: Execute, rollout_id: str) -> tuple[LateWriteSummary, ...]:
-    """What came too late, the earliest first."""
+    """What came too late, in the order in which it came."""
     return tuple(LateWriteSummary(*row) for row in execute(_LATE_WRITES, {"rollout": rollout_id}).fetchall())
 
 

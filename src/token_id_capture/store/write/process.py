@@ -53,9 +53,11 @@ class ProcessIdentity:
                 "last_seen_at": now,
             }
             _REGISTER.run(connection, values)
-        if not known or now - self._seen_at > LAST_SEEN_SECONDS:
+        # The time that goes into the row may jump; how long ago that was must not.
+        passed = time.monotonic()
+        if not known or passed - self._seen_at > LAST_SEEN_SECONDS:
             see(connection, self.writer_id, now)
-            self._seen_at = now
+            self._seen_at = passed
         return True
 
 
@@ -65,12 +67,24 @@ def see(connection: sqlite3.Connection, writer_id: str, now: float) -> None:
 
 
 def boot_id() -> str:
-    """An id of the machine's latest boot, ``/``, and the namespace that counts this process's pid.
+    """The machine's latest boot, the namespace that counts this process's pid, and the clock tick of that boot in
+    which the process started, with ``/`` between them.
 
-    Containers of one pod have the same host name and kernel, and each its own process 7. Empty
-    where the system tells neither.
+    Containers of one pod have the same host name and kernel, and each its own process 7; a pid is used again; and a
+    wall clock may be set at any time. Empty where the system tells none of it.
     """
-    return "/".join(filter(None, (_boot(), _pid_namespace())))
+    boot = _boot()
+    return f"{boot}/{_pid_namespace()}/{start_tick(os.getpid()) or ''}" if boot else ""
+
+
+def start_tick(pid: int) -> str | None:
+    """When a process started, in clock ticks since the boot; None if it does not run, or no system tells.
+
+    Raises:
+        OSError: there is no ``/proc``, or no such process.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]
 
 
 def _boot() -> str:

@@ -71,7 +71,7 @@ _DELETE_ROLLOUTS = _of_listed(rollouts)
 _RETIRE = Statement(
     update(rollouts)
     .where(rollouts.c.rollout_id.in_(_listed()))
-    .values(state="retired", retired_at=bindparam("now"), snapshot_id=bindparam("kept_snapshot"))
+    .values(state="retired", retired_at=bindparam("now"), version=rollouts.c.version + bindparam("raised"))
 )
 _SELECT_ROLLOUT = Statement(
     select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
@@ -103,7 +103,7 @@ def drop(batch: Batch, wanted: Drop) -> bool:
     if state != "frozen" or head is None or head.version != wanted.version or _is_evidence(batch, wanted.snapshot_id):
         return False
     _delete_content(batch, [wanted.rollout_id])
-    _retire(batch, [wanted.rollout_id], wanted.snapshot_id)
+    _retire(batch, [wanted.rollout_id])
     return True
 
 
@@ -123,8 +123,8 @@ def remove(batch: Batch, removal: Removal) -> Changed:
             append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
     _delete_content(batch, changed)
     if removal.keep_tombstone:
-        # No snapshot id stays: a drop must not be told that it had succeeded.
-        _retire(batch, changed, None)
+        # The version is raised: a drop must not be told that it had succeeded.
+        _retire(batch, changed, raised=1)
     else:
         _DELETE_LATE_WRITES.run(batch.connection, _ids(changed))
         _DELETE_ROLLOUTS.run(batch.connection, _ids(changed))
@@ -147,8 +147,8 @@ def _delete_content(batch: Batch, rollout_ids: list[str]) -> None:
         statement.run(batch.connection, _ids(rollout_ids))
 
 
-def _retire(batch: Batch, rollout_ids: list[str], snapshot_id: str | None) -> None:
-    _RETIRE.run(batch.connection, {**_ids(rollout_ids), "now": batch.now, "kept_snapshot": snapshot_id})
+def _retire(batch: Batch, rollout_ids: list[str], *, raised: int = 0) -> None:
+    _RETIRE.run(batch.connection, {**_ids(rollout_ids), "now": batch.now, "raised": raised})
 
 
 def _ids(rollout_ids: Any) -> dict[str, str]:
