@@ -3,8 +3,8 @@
 ::
 
     {errors, reasons} <- tokens <- records <- protocols <- config <- {builder, sink, store}
-        <- {consumer, server} <- {delivery, explanation, testing} <- {browse, export, finalize, report}
-        <- {cli, integrations} <- __main__
+        <- {rebuild, server} <- integrations <- consumer <- {delivery, explanation, testing}
+        <- {browse, export, finalize, report} <- cli <- __main__
 
 Inside the three largest packages the same holds::
 
@@ -37,10 +37,12 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"protocols"}),
     frozenset({"config"}),
     frozenset({"builder", "sink", "store"}),
-    frozenset({"consumer", "server"}),
+    frozenset({"rebuild", "server"}),
+    frozenset({"integrations"}),
+    frozenset({"consumer"}),
     frozenset({"delivery", "explanation", "testing"}),
     frozenset({"browse", "export", "finalize", "report"}),
-    frozenset({"cli", "integrations"}),
+    frozenset({"cli"}),
     frozenset({"__main__"}),
 )
 TIER_OF = {package: tier for tier, packages in enumerate(TIERS) for package in packages}

@@ -1,55 +1,76 @@
 """Turn a finished rollout into a training sequence, or into a reason why there is none.
 
-A build is a plain dict that never raises at its reader. It is unmasked only if the snapshot is
-complete and its calls form one sequence from one root, contiguous, with no doubt about which answer
-was used. Everything else has ``mask_sample`` true, a ``reason`` of ``token_id_capture.reasons``, an
-``error`` in words, and nothing to train on: ``rebuilt_response`` and ``trajectory`` are None.
+``build_from_source`` gives a typed ``Build``; ``trajectories_from_source`` gives the dict that NeMo Gym's
+users know. Neither raises at its reader. A build is unmasked only if the snapshot is complete and its
+calls form one sequence from one root, contiguous, with no doubt about which response was used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, TypeVar
 
 from token_id_capture import reasons
-from token_id_capture.builder import (
-    BuildOutput,
-    project_main_chain_response,
-    project_main_chain_trajectory,
-    run_builder,
+from token_id_capture.errors import UnknownRolloutError
+from token_id_capture.integrations.nemo_gym import (
+    BuildDict,
+    Projection,
+    build_dict,
+    snapshot_of_build,
 )
-from token_id_capture.errors import ConfigurationError, InvalidEntryError, UnknownRolloutError
-from token_id_capture.protocols import OutcomeRecorder, TokenCaptureSnapshot, TokenSource
-from token_id_capture.records import rollout_id_from_record, validate_rollout_id
+from token_id_capture.protocols import OutcomeRecorder, TokenSource
+from token_id_capture.rebuild import DEFAULT_BUILDER, Build, SnapshotRef, build_snapshot
+from token_id_capture.records import Outcome, rollout_id_from_record, validate_rollout_id
 
 logger = logging.getLogger(__name__)
 
-Build = dict[str, Any]
-Projection = Literal["response", "trajectory", "both"]
-
-MASK_SAMPLE_KEY: Final = "mask_sample"
-SNAPSHOT_KEY: Final = "_capture_snapshot"
-
-_PROJECTIONS: Final = ("response", "trajectory", "both")
-_LISTED_DIVERGENCES: Final = 16
-_NAMED_CALLS: Final = 8
-
 _Result = TypeVar("_Result")
+
+
+async def build_from_source(
+    rollout_id: str, source: TokenSource, project: Callable[[Build], _Result], *, builder: str = DEFAULT_BUILDER
+) -> tuple[Build, _Result]:
+    """Freeze the rollout and build it; returns the build and what ``project`` makes of it. Never raises.
+
+    Both are computed in a thread, so that the event loop stays free. A source that is an
+    ``OutcomeRecorder`` is told masked and failed outcomes at once.
+    """
+    try:
+        validate_rollout_id(rollout_id)
+    except ValueError as error:
+        build = Build.failed(rollout_id, f"{reasons.INVALID_ROLLOUT_ID}: {error}", error)
+        return build, project(build)
+    try:
+        snapshot = await source.freeze(rollout_id)
+    except Exception as error:
+        logger.warning("rollout %s could not be frozen: %s", rollout_id, error)
+        build = Build.failed(rollout_id, f"{reasons.FREEZE_FAILED}: {error or type(error).__name__}", error)
+        return build, project(build)
+
+    def compute() -> tuple[Build, _Result]:
+        build = build_snapshot(snapshot, builder=builder)
+        return build, project(build)
+
+    build, projected = await asyncio.to_thread(compute)
+    if build.error is not None:
+        logger.warning("rollout %s could not be built from %d calls: %s", rollout_id, build.calls, build.error)
+    if not build.deliverable:
+        await record_build(source, build, build.outcome)
+    return build, projected
 
 
 async def trajectories_from_source(
     rollout_id: str,
     source: TokenSource,
     *,
-    builder: str = "prefix_merging",
+    builder: str = DEFAULT_BUILDER,
     model: str = "",
     projection: Projection = "response",
-) -> Build:
+) -> BuildDict:
     """Freeze the rollout, build and project it. Never raises; the event loop stays free meanwhile.
 
     ``projection`` chooses what an unmasked build carries: ``rebuilt_response``, a Responses-shaped
@@ -63,160 +84,65 @@ async def trajectories_from_source(
       frozen or built);
     - ``reason``: a code, empty if unmasked; ``reasons``: all that apply, each ``"code: particulars"``;
       ``error``: the reason in words, only if masked;
-    - ``divergences``: where prompts depart from earlier calls, at most 16, as plain dicts;
+    - ``divergences``: where prompts diverge from earlier calls, at most 16, as plain dicts;
     - ``unresolved_retries``: ids of calls that answer one prompt and of which none was continued;
     - ``metrics``: counts, all JSON;
     - ``_capture_snapshot``: ``{"snapshot_id", "version"}`` of the snapshot, unless the freeze failed.
 
     A source that is an ``OutcomeRecorder`` is told masked and failed outcomes at once.
     """
-    built = blank_build(rollout_id, builder)
-    try:
-        validate_rollout_id(rollout_id)
-    except ValueError as error:
-        return _mask(built, "failed", [f"{reasons.INVALID_ROLLOUT_ID}: {error}"])
-    try:
-        snapshot = await source.freeze(rollout_id)
-        built[SNAPSHOT_KEY] = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
-    except Exception as error:
-        logger.warning("rollout %s could not be frozen: %s", rollout_id, error)
-        return _mask(built, "failed", [f"{reasons.FREEZE_FAILED}: {error or type(error).__name__}"])
-    try:
-        await asyncio.to_thread(_build, built, snapshot, model, projection)
-    except Exception as error:
-        logger.warning("rollout %s could not be built from %d calls: %s", rollout_id, len(snapshot.entries), error)
-        incomplete = [reasons.CAPTURE_INCOMPLETE] if snapshot.incomplete else []
-        _mask(built, "failed", [f"{reasons.BUILD_FAILED}: {error or type(error).__name__}", *incomplete])
-    if built[MASK_SAMPLE_KEY]:
-        await record_outcome(source, built, built["outcome"])
+    _, built = await build_from_source(
+        rollout_id, source, lambda build: build_dict(build, projection, model), builder=builder
+    )
     return built
 
 
-def blank_build(rollout_id: str, builder: str = "prefix_merging") -> Build:
-    """A build of nothing yet: masked, without a reason, all counts zero."""
-    return {
-        "rollout_id": rollout_id,
-        "builder": builder,
-        "rebuilt_response": None,
-        "trajectory": None,
-        MASK_SAMPLE_KEY: True,
-        "outcome": "failed",
-        "reason": "",
-        "reasons": [],
-        "divergences": [],
-        "unresolved_retries": [],
-        "metrics": _metrics(None, None),
-    }
+async def record_build(source: TokenSource, build: Build, outcome: Outcome) -> bool:
+    """Tell a source that is an ``OutcomeRecorder`` what became of the build's snapshot.
 
-
-def unusable_build(rollout_id: str, reason: str) -> Build:
-    """The failed build of a rollout that cannot even be looked up; ``reason`` as in ``reasons``."""
-    return _mask(blank_build(rollout_id), "failed", [reason])
-
-
-def _mask(built: Build, outcome: str, found: list[str]) -> Build:
-    code, detail = reasons.split_reason(found[0])
-    built.update(rebuilt_response=None, trajectory=None, outcome=outcome, reason=code, reasons=found)
-    built[MASK_SAMPLE_KEY] = True
-    built["error"] = f"{code}: {reasons.BUILD_REASONS[code]}" + (f" ({detail})" if detail else "")
-    built["metrics"]["error"] = built["error"]
-    return built
-
-
-def _build(built: Build, snapshot: TokenCaptureSnapshot, model: str, projection: str) -> None:
-    """The part that computes; runs in a thread. Changes ``built``."""
-    built["metrics"] = _metrics(snapshot, None)
-    if projection not in _PROJECTIONS:
-        raise ConfigurationError(f"unknown projection {projection!r}: use one of {', '.join(_PROJECTIONS)}")
-    foreign = {entry.rollout_id for entry in snapshot.entries} - {snapshot.rollout_id}
-    if foreign:
-        raise InvalidEntryError(f"the snapshot holds calls of other rollouts: {_named(sorted(foreign))}")
-    output = run_builder(snapshot.entries, built["builder"])
-    notes = output.notes
-    built["metrics"] = _metrics(snapshot, output)
-    built["divergences"] = [asdict(divergence) for divergence in notes.divergences[:_LISTED_DIVERGENCES]]
-    built["unresolved_retries"] = list(notes.unresolved_retries)
-    if output.chains:
-        output.main_chain()  # a builder that makes none is not for delivery, and says so
-    found = _reasons_to_mask(snapshot, output)
-    if found:
-        _mask(built, "masked", found)
-        return
-    # Both projections prove again that the chain is contiguous and has all its log probabilities.
-    response, trajectory = None, None
-    if projection != "trajectory":
-        response = project_main_chain_response(snapshot.rollout_id, output, model=model)
-    if projection != "response":
-        trajectory = project_main_chain_trajectory(output)
-    built.update(rebuilt_response=response, trajectory=trajectory, outcome="deliverable")
-    built[MASK_SAMPLE_KEY] = False
-
-
-def _reasons_to_mask(snapshot: TokenCaptureSnapshot, output: BuildOutput) -> list[str]:
-    """Why this must not be trained on, the cause before its consequences; empty: nothing forbids it."""
-    notes = output.notes
-    found: list[str] = []
-    if snapshot.incomplete:
-        found.append(reasons.CAPTURE_INCOMPLETE)
-    if not snapshot.entries:
-        found.append(reasons.NOTHING_RECORDED)
-    elif not output.chains:
-        found.append(f"{reasons.EMPTY_GENERATIONS}: {_named(notes.empty_generation_calls)}")
-    if notes.unresolved_retries:
-        found.append(f"{reasons.UNRESOLVED_RETRY}: {_named(notes.unresolved_retries)}")
-    if notes.roots > 1:
-        first = next((one for one in notes.divergences if one.parent_call_id is None), None)
-        found.append(f"{reasons.MULTIPLE_ROOTS}: {notes.roots} roots" + (f"; {first}" if first else ""))
-    if notes.chains > max(notes.roots, 1):
-        first = next((one for one in notes.divergences if one.parent_call_id is not None), None)
-        found.append(f"{reasons.MULTIPLE_CHAINS}: {notes.chains} sequences" + (f"; {first}" if first else ""))
-    if notes.aborted_calls:
-        found.append(f"{reasons.ABORTED_CALL}: {_named(notes.aborted_calls)}")
-    return found
-
-
-def _named(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED_CALLS
-    return ", ".join(names[:_NAMED_CALLS]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _metrics(snapshot: TokenCaptureSnapshot | None, output: BuildOutput | None) -> dict[str, Any]:
-    calls = len(snapshot.entries) if snapshot is not None else 0
-    built = output if output is not None else BuildOutput([])
-    notes = built.notes
-    return {
-        "n_calls": calls,
-        "chains": notes.chains,
-        "roots": notes.roots,
-        "quarantined_calls": len(built.quarantined),
-        "quarantined_fraction": round(len(built.quarantined) / calls, 4) if calls else 0.0,
-        "copied_calls": len(notes.copied_calls),
-        "empty_generation_calls": len(notes.empty_generation_calls),
-        "divergent_prompts": len(notes.divergences),
-        "delivered_fraction": notes.delivered_fraction,
-        "generated_tokens_captured": notes.generated_tokens_captured,
-        "generated_tokens_delivered": notes.generated_tokens_delivered,
-        "capture_incomplete": snapshot.incomplete if snapshot is not None else False,
-    }
+    Never raises: an outcome that cannot be recorded is logged. Returns whether it was recorded.
+    """
+    if build.snapshot is None:
+        return False
+    return await _record(source, build.snapshot, outcome, build.reason, build.details())
 
 
 async def record_outcome(source: TokenSource, built: Mapping[str, Any], outcome: str) -> bool:
-    """Tell a source that is an ``OutcomeRecorder`` what became of the build's snapshot.
-
-    Never raises: a outcome that cannot be recorded is logged. Returns whether it was recorded.
-    """
-    snapshot = built.get(SNAPSHOT_KEY)
-    if not isinstance(source, OutcomeRecorder) or not snapshot or not snapshot["snapshot_id"]:
+    """``record_build`` for the dict of a build."""
+    snapshot = snapshot_of_build(built)
+    if snapshot is None:
         return False
     details = {**built.get("metrics", {}), "reasons": built.get("reasons", [])}
     details["divergences"] = built.get("divergences", [])
-    snapshot_id, version = snapshot["snapshot_id"], snapshot["version"]
+    return await _record(source, snapshot, outcome, built.get("reason", ""), details)
+
+
+async def retire_snapshot(source: TokenSource, snapshot: SnapshotRef) -> bool:
+    """Delete the capture if exactly this snapshot and version is still the rollout's latest state.
+
+    Call it only once what was built of it is durable elsewhere. Never raises; returns whether the capture is gone.
+    """
     try:
-        await source.record_outcome(snapshot_id, version, outcome, built.get("reason", ""), details)
+        dropped = await source.drop(snapshot.rollout_id, snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+    except Exception as error:
+        logger.warning("rollout %s was not retired: %s", snapshot.rollout_id, error)
+        return False
+    if not dropped:
+        logger.warning("rollout %s was not retired: its state changed after it was built", snapshot.rollout_id)
+    return dropped
+
+
+async def _record(
+    source: TokenSource, snapshot: SnapshotRef, outcome: str, reason: str, details: Mapping[str, Any]
+) -> bool:
+    if not isinstance(source, OutcomeRecorder) or not snapshot.snapshot_id:
+        return False
+    try:
+        await source.record_outcome(snapshot.snapshot_id, snapshot.version, outcome, reason, details)
     except Exception as error:
         # Repeating a retirement that succeeded is fine, and then there is no snapshot any more.
         level = logging.INFO if isinstance(error, UnknownRolloutError) else logging.WARNING
-        logger.log(level, "outcome %r of snapshot %s was not recorded: %s", outcome, snapshot_id, error)
+        logger.log(level, "outcome %r of snapshot %s was not recorded: %s", str(outcome), snapshot.snapshot_id, error)
         return False
     return True
 
@@ -225,10 +151,10 @@ def trajectories_for_rollout(
     rollout_id: str,
     token_capture_dirs: Iterable[str | Path],
     *,
-    builder: str = "prefix_merging",
+    builder: str = DEFAULT_BUILDER,
     model: str = "",
     projection: Projection = "response",
-) -> Build | None:
+) -> BuildDict | None:
     """Build a rollout from the first of these directories that knows it; None if there is none.
 
     Blocks until it is done; the store works in a thread of its own, so a running event loop is no
@@ -237,8 +163,8 @@ def trajectories_for_rollout(
     from token_id_capture.store import TokenCaptureStore
     from token_id_capture.store.file.location import DATABASE_NAME
 
-    async def build() -> Build | None:
-        unknown: Build | None = None
+    async def build() -> BuildDict | None:
+        unknown: BuildDict | None = None
         for directory in token_capture_dirs:
             store = TokenCaptureStore(Path(directory) / DATABASE_NAME, create=False)
             try:

@@ -18,18 +18,21 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from token_id_capture import reasons
-from token_id_capture.consumer import (
+from token_id_capture.consumer import record_outcome, retire_snapshot, trajectories_from_source
+from token_id_capture.integrations.nemo_gym import (
     MASK_SAMPLE_KEY,
-    SNAPSHOT_KEY,
-    Build,
+    TOKEN_CAPTURE_KEY,
+    BuildDict,
     Projection,
-    blank_build,
-    record_outcome,
-    trajectories_from_source,
-    unusable_build,
+    apply_build,
+    build_dict,
+    model_of,
+    rollout_carries_token_ids,
+    snapshot_of_build,
 )
 from token_id_capture.protocols import TokenSource
-from token_id_capture.records import rollout_id_from_record, validate_rollout_id
+from token_id_capture.rebuild import Build, SnapshotRef, unneeded_build
+from token_id_capture.records import Outcome, rollout_id_from_record, validate_rollout_id
 
 __all__ = [
     "MASK_SAMPLE_KEY",
@@ -44,21 +47,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-TOKEN_CAPTURE_KEY: Final = "_ng_token_capture"
-"""What became of the capture: metrics, ``error``, ``reason``, ``reasons``, ``divergences``, and the
-``rollout_id``, ``snapshot_id`` and ``version`` that the record was built from."""
-
 _REDUNDANT_CAPTURE_KEY: Final = "_redundant_capture"
 _DELIVERED_KEY: Final = "_delivered_record"
-
-
-def rollout_carries_token_ids(result: Mapping[str, Any]) -> bool:
-    """Whether an item of the record's ``response.output`` already has generated token ids."""
-    response = result.get("response")
-    output = response.get("output") if isinstance(response, Mapping) else None
-    if not isinstance(output, list | tuple):
-        return False
-    return any(isinstance(item, Mapping) and bool(item.get("generation_token_ids")) for item in output)
 
 
 async def finalize_rollout_token_capture(
@@ -67,7 +57,7 @@ async def finalize_rollout_token_capture(
     *,
     rollout_id: str | None = None,
     projection: Projection = "response",
-) -> Build | None:
+) -> BuildDict | None:
     """Rebuild one finished record from its capture. Changes ``result``, never raises, deletes nothing.
 
     Unmasked: ``response.output`` is replaced (the whole response, if the record has none), unless
@@ -92,16 +82,14 @@ async def finalize_rollout_token_capture(
     try:
         found = validate_rollout_id(rollout_id) if rollout_id is not None else rollout_id_from_record(result)
     except ValueError as error:
-        return None if carries else _apply(result, unusable_build("", f"{reasons.INVALID_ROLLOUT_ID}: {error}"))
+        return (
+            None if carries else _apply(result, build_dict(Build.failed("", f"{reasons.INVALID_ROLLOUT_ID}: {error}")))
+        )
     if found is None:
-        return None if carries else _apply(result, unusable_build("", reasons.NO_CAPTURE_KEY))
+        return None if carries else _apply(result, build_dict(Build.failed("", reasons.NO_CAPTURE_KEY)))
     if carries:
         return await _redundant(found, source)
-    response = result.get("response")
-    model = response.get("model") if isinstance(response, Mapping) else None
-    built = await trajectories_from_source(
-        found, source, model=model if isinstance(model, str) else "", projection=projection
-    )
+    built = await trajectories_from_source(found, source, model=model_of(result), projection=projection)
     return _apply(result, built)
 
 
@@ -119,19 +107,14 @@ async def retire_rollout_token_capture(
     if built.get("rollout_id", rollout_id) != rollout_id:
         logger.warning("rollout %s was not retired: the build is of rollout %s", rollout_id, built["rollout_id"])
         return False
-    await record_delivery(source, built)
-    snapshot = built[SNAPSHOT_KEY]
-    try:
-        dropped = await source.drop(rollout_id, snapshot_id=snapshot["snapshot_id"], version=snapshot["version"])
-    except Exception as error:
-        logger.warning("rollout %s was not retired: %s", rollout_id, error)
+    snapshot = snapshot_of_build(built, rollout_id)
+    if snapshot is None:
         return False
-    if not dropped:
-        logger.warning("rollout %s was not retired: its state changed after it was built", rollout_id)
-    return dropped
+    await record_delivery(source, built)
+    return await retire_snapshot(source, snapshot)
 
 
-def build_of_record(result: Mapping[str, Any]) -> Build | None:
+def build_of_record(result: Mapping[str, Any]) -> BuildDict | None:
     """What retirement needs of the build of a finalized record, read back from the record itself.
 
     So an interrupted batch can still retire exactly what it delivered. None if the record was not
@@ -140,13 +123,11 @@ def build_of_record(result: Mapping[str, Any]) -> Build | None:
     summary = result.get(TOKEN_CAPTURE_KEY)
     if not isinstance(summary, Mapping) or summary.get("reason") or not summary.get("snapshot_id"):
         return None
-    built = blank_build(str(summary.get("rollout_id", "")), str(summary.get("builder", "")))
+    snapshot = SnapshotRef(str(summary.get("rollout_id", "")), summary["snapshot_id"], summary["version"])
+    build = Build(snapshot.rollout_id, snapshot, Outcome.DELIVERABLE, builder=str(summary.get("builder", "")))
+    built = build_dict(build)
     built["metrics"] = {key: summary[key] for key in built["metrics"] if key in summary}
-    built["outcome"] = "deliverable"
-    built[MASK_SAMPLE_KEY] = False
-    built[_DELIVERED_KEY] = True
-    built[SNAPSHOT_KEY] = {"snapshot_id": summary["snapshot_id"], "version": summary.get("version")}
-    return built
+    return {**built, _DELIVERED_KEY: True}
 
 
 async def record_delivery(source: TokenSource, built: Mapping[str, Any]) -> bool:
@@ -155,37 +136,27 @@ async def record_delivery(source: TokenSource, built: Mapping[str, Any]) -> bool
     Returns whether it was recorded: false for a masked build, for a source that records no outcomes,
     and after an error, which is logged.
     """
-    return capture_build_can_retire(built) and await record_outcome(source, built, "delivered")
+    return capture_build_can_retire(built) and await record_outcome(source, built, Outcome.DELIVERED)
 
 
 def capture_build_can_retire(built: Mapping[str, Any] | None) -> bool:
     """Whether the build is unmasked, had a sequence (or found it unneeded), and names its snapshot."""
     if built is None or built.get(MASK_SAMPLE_KEY, True):
         return False
-    snapshot = built.get(SNAPSHOT_KEY)
-    if not isinstance(snapshot, Mapping) or not snapshot.get("snapshot_id") or "version" not in snapshot:
+    if snapshot_of_build(built) is None:
         return False
     sequence = built.get("rebuilt_response") is not None or built.get("trajectory") is not None
     return sequence or any(built.get(key) for key in (_REDUNDANT_CAPTURE_KEY, _DELIVERED_KEY))
 
 
-def _apply(result: dict[str, Any], built: Build) -> Build:
-    """Write the build into the record."""
-    rebuilt = built["rebuilt_response"]
-    if rebuilt is not None:
-        if isinstance(result.get("response"), dict):
-            result["response"]["output"] = rebuilt["output"]
-        else:
-            result["response"] = rebuilt
+def _apply(result: dict[str, Any], built: BuildDict) -> BuildDict:
+    apply_build(result, built)
     if built[MASK_SAMPLE_KEY]:
-        result[MASK_SAMPLE_KEY] = True
         logger.warning("rollout %s is masked: %s", built["rollout_id"] or "without an id", built["error"])
-    kept = {key: built[key] for key in ("rollout_id", "builder", "reason", "reasons", "divergences")}
-    result[TOKEN_CAPTURE_KEY] = {**built["metrics"], **kept, **built.get(SNAPSHOT_KEY, {})}
     return built
 
 
-async def _redundant(rollout_id: str, source: TokenSource) -> Build | None:
+async def _redundant(rollout_id: str, source: TokenSource) -> BuildDict | None:
     """Freeze what was captured of a record that needs nothing of it."""
     try:
         snapshot = await source.freeze(rollout_id)
@@ -194,11 +165,4 @@ async def _redundant(rollout_id: str, source: TokenSource) -> Build | None:
         return None
     if not snapshot.snapshot_id:
         return None
-    built = blank_build(rollout_id)
-    built["outcome"] = "deliverable"
-    built[MASK_SAMPLE_KEY] = False
-    built[_REDUNDANT_CAPTURE_KEY] = True
-    built["metrics"]["n_calls"] = len(snapshot.entries)
-    built["metrics"]["capture_incomplete"] = snapshot.incomplete
-    built[SNAPSHOT_KEY] = {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}
-    return built
+    return {**build_dict(unneeded_build(snapshot)), _REDUNDANT_CAPTURE_KEY: True}

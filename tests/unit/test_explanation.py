@@ -284,15 +284,15 @@ def test_choices_of_one_request_are_told_as_choices() -> None:
     ]
 
 
-async def test_choices_that_nothing_continues_are_explained_as_choices_and_retries_as_retries() -> None:
-    choices = await explain(stored([call("a", [1], [2]), call("a.1", [1], [3])]))
+def test_choices_that_nothing_continues_are_explained_as_choices_and_retries_as_retries() -> None:
+    choices = explain(stored([call("a", [1], [2]), call("a.1", [1], [3])]))
     found = finding(choices, reasons.UNRESOLVED_RETRY)
     assert found.what == "The last call asked for several choices (n > 1) and nothing says which of them was used."
     assert "n = 1" in found.remedies[0]
     for retries in ([call("a", [1], [2]), call("b", [1], [3])], [call("a", [1], [2]), call("a.x", [1], [3])]):
-        found = finding(await explain(stored(retries)), reasons.UNRESOLVED_RETRY)
+        found = finding(explain(stored(retries)), reasons.UNRESOLVED_RETRY)
         assert (found.what, "n = 1" in found.remedies[0]) == (reasons.BUILD_REASONS[reasons.UNRESOLVED_RETRY], False)
-    continued = await explain(stored([call("a", [1], [2]), call("a.1", [1], [3]), call("b", [1, 2, 4], [5])]))
+    continued = explain(stored([call("a", [1], [2]), call("a.1", [1], [3]), call("b", [1, 2, 4], [5])]))
     assert "Left out as choices of a call of which another choice was continued: call 2." in continued.notes
 
 
@@ -374,8 +374,8 @@ def test_every_reason_of_the_module_is_in_one_of_its_tables() -> None:
 
 
 @pytest.mark.parametrize("reason", reasons.FLAG_REASONS)
-async def test_every_flag_is_explained_with_its_call_and_particulars(reason: str) -> None:
-    explanation = await explain(stored(ONE, True, flags=[Flag("only", reason, "so it is")]))
+def test_every_flag_is_explained_with_its_call_and_particulars(reason: str) -> None:
+    explanation = explain(stored(ONE, True, flags=[Flag("only", reason, "so it is")]))
     assert explanation.outcome == "masked"
     assert [one.reason for one in explanation.findings] == [reasons.CAPTURE_INCOMPLETE, reason]
     found = finding(explanation, reason)
@@ -396,8 +396,8 @@ BUILDS: dict[str, StoredRollout] = {
 
 
 @pytest.mark.parametrize("reason", BUILDS)
-async def test_every_outcome_of_a_build_is_explained(reason: str) -> None:
-    explanation = await explain(BUILDS[reason])
+def test_every_outcome_of_a_build_is_explained(reason: str) -> None:
+    explanation = explain(BUILDS[reason])
     assert explanation.findings[0].reason == reason
     assert explanation.findings[0].remedy
     assert explanation.headline.endswith(f": {reason}.")
@@ -413,14 +413,14 @@ async def test_every_outcome_of_a_build_is_explained(reason: str) -> None:
         ({}, REMEDIES[reasons.NOTHING_RECORDED]),
     ],
 )
-async def test_nobody_is_sent_to_check_the_url_of_a_harness_that_called(known: Any, remedy: str) -> None:
-    explanation = await explain(stored(incomplete=bool(known.keys() & {"flags", "open_calls"}), **known))
+def test_nobody_is_sent_to_check_the_url_of_a_harness_that_called(known: Any, remedy: str) -> None:
+    explanation = explain(stored(incomplete=bool(known.keys() & {"flags", "open_calls"}), **known))
     assert finding(explanation, reasons.NOTHING_RECORDED).remedy == remedy
 
 
-async def test_a_call_whose_answer_came_after_the_freeze_says_so() -> None:
+def test_a_call_whose_answer_came_after_the_freeze_says_so() -> None:
     lost = [OpenCall("slow", "process 1"), OpenCall("dead", "process 1")]
-    explanation = await explain(stored(ONE, True, open_calls=lost, late_calls=["slow"]))
+    explanation = explain(stored(ONE, True, open_calls=lost, late_calls=["slow"]))
     assert finding(explanation, reasons.CALL_LOST).calls == (
         ("slow", "begun by process 1; its answer came after the rollout was frozen"),
         ("dead", "begun by process 1"),
@@ -428,16 +428,16 @@ async def test_a_call_whose_answer_came_after_the_freeze_says_so() -> None:
 
 
 @pytest.mark.parametrize("reason", [*reasons.BUILD_REASONS, *reasons.RELEASE_REASONS])
-async def test_every_recorded_reason_is_explained_when_the_captures_are_gone(reason: str) -> None:
+def test_every_recorded_reason_is_explained_when_the_captures_are_gone(reason: str) -> None:
     recorded = [Recorded(1, "released", reason, (f"{reason}: for a test",))]
-    explanation = await explain(stored(state="retired", recorded=recorded))
+    explanation = explain(stored(state="retired", recorded=recorded))
     assert explanation.outcome == "retired"
     found = finding(explanation, reason)
     assert (found.what, found.calls) == (SENTENCES[reason], (("", "for a test"),))
 
 
-async def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason() -> None:
-    explanation = await explain(stored(state="retired", recorded=[Recorded(1, "released", "pruned: older than 14d")]))
+def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason() -> None:
+    explanation = explain(stored(state="retired", recorded=[Recorded(1, "released", "pruned: older than 14d")]))
     assert explanation.headline.endswith("is: released, pruned: older than 14d.")
     (found,) = explanation.findings
     assert (found.reason, found.what, found.remedy) == (
@@ -448,45 +448,45 @@ async def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason()
     assert found.calls == (("", "older than 14d"),)
 
 
-async def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
-    explanation = await explain(stored(ONE, recorded=[Recorded(1, "masked", "reward_is_nan")]))
+def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
+    explanation = explain(stored(ONE, recorded=[Recorded(1, "masked", "reward_is_nan")]))
     assert explanation.headline == "It is frozen. The latest outcome is: masked, reward_is_nan."
     found = finding(explanation, "reward_is_nan")
     assert "none of the reasons of this package" in found.what
     assert "Built again now, it would be: deliverable." in explanation.notes
 
 
-async def test_a_sound_rollout_is_said_to_be_sound_in_every_state() -> None:
+def test_a_sound_rollout_is_said_to_be_sound_in_every_state() -> None:
     form = "deliverable: 1 call forms one sequence of 2 tokens, 1 of them sampled."
-    assert (await explain(stored(ONE, state="open"))).headline == f"It is open. Frozen now, it would be {form}"
-    assert (await explain(stored(ONE))).headline.endswith(f"Built now, it would be {form}")
-    delivered = await explain(stored(ONE, recorded=[Recorded(1, "delivered", "")]))
+    assert explain(stored(ONE, state="open")).headline == f"It is open. Frozen now, it would be {form}"
+    assert explain(stored(ONE)).headline.endswith(f"Built now, it would be {form}")
+    delivered = explain(stored(ONE, recorded=[Recorded(1, "delivered", "")]))
     assert delivered.headline == f"It was delivered, and is {form}"
     assert (delivered.findings, delivered.notes) == ((), ())
-    retired = await explain(stored(state="retired", recorded=[Recorded(1, "delivered", "")]))
+    retired = explain(stored(state="retired", recorded=[Recorded(1, "delivered", "")]))
     assert retired.headline == "It is retired, and its captures are deleted: it was delivered, unmasked."
 
 
-async def test_an_open_call_names_its_process_and_may_still_run_while_the_rollout_is_open() -> None:
+def test_an_open_call_names_its_process_and_may_still_run_while_the_rollout_is_open() -> None:
     lost = [OpenCall("lost", "process 7 on here")]
     for state, detail in (
         ("open", "begun by process 7 on here; the rollout is open, so it may still run"),
         ("frozen", "begun by process 7 on here"),
     ):
-        explanation = await explain(stored(ONE, True, state=state, open_calls=lost))
+        explanation = explain(stored(ONE, True, state=state, open_calls=lost))
         assert finding(explanation, reasons.CALL_LOST).calls == (("lost", detail),)
 
 
-async def test_a_mark_after_the_outcome_is_noticed() -> None:
+def test_a_mark_after_the_outcome_is_noticed() -> None:
     snapshot = TokenCaptureSnapshot("r", tuple(ONE), incomplete=True, snapshot_id="s", version=3)
     flags = [Flag("only", reasons.ID_MISMATCH, "")]
     rollout = StoredRollout("r", "frozen", snapshot, flags, recorded=[Recorded(2, "delivered", "")])
-    explanation = await explain(rollout)
+    explanation = explain(rollout)
     assert "The outcome is on version 2; marks since then have raised it to 3." in explanation.notes
     assert "Built again now, it would be: masked, capture_incomplete." in explanation.notes
 
 
-async def test_what_was_left_out_without_harm_is_noted() -> None:
+def test_what_was_left_out_without_harm_is_noted() -> None:
     entries = [
         call("a", [1], [2]),
         call("b", [1], [3]),
@@ -494,7 +494,7 @@ async def test_what_was_left_out_without_harm_is_noted() -> None:
         call("d", [1, 2, 4], [5]),
         call("e", [1, 2], []),
     ]
-    explanation = await explain(stored(entries, refused_calls=["x"], late_calls=["y", "z"]))
+    explanation = explain(stored(entries, refused_calls=["x"], late_calls=["y", "z"]))
     assert explanation.outcome == "deliverable"
     assert explanation.notes == (
         "Left out as retries, of which another answer was continued: call 2.",
@@ -505,7 +505,7 @@ async def test_what_was_left_out_without_harm_is_noted() -> None:
     )
 
 
-async def test_of_many_divergences_some_are_told_and_the_others_counted() -> None:
+def test_of_many_divergences_some_are_told_and_the_others_counted() -> None:
     entries = [call(f"c{n}", [n, n], [1]) for n in range(20)]
-    found = finding(await explain(stored(entries)), reasons.MULTIPLE_ROOTS)
+    found = finding(explain(stored(entries)), reasons.MULTIPLE_ROOTS)
     assert (len(found.divergences), found.more_divergences) == (5, 14)

@@ -43,12 +43,13 @@ def prefix_merging(entries: Iterable[TokenEntry]) -> BuildOutput:
         chains=len(chains),
         unresolved_retries=[forest.calls[order].call_id for order in unresolved],
         empty_generation_calls=empty,
-        copied_calls=forest.copies,
+        copied_calls=list(forest.copies),
         aborted_calls=_aborted(main),
         divergences=forest.divergences,
     )
     notes.count_tokens(captured=(call.entry for call in forest.calls), delivered=main)
-    return BuildOutput(chains, [forest.calls[order].call_id for order in sorted(quarantined)], notes)
+    left_out = [forest.calls[order].call_id for order in sorted(quarantined)]
+    return BuildOutput(chains, left_out, notes, *_tree(forest, quarantined))
 
 
 def per_request(entries: Iterable[TokenEntry]) -> BuildOutput:
@@ -118,6 +119,17 @@ def _resolve_retries(forest: CallForest) -> tuple[set[int], list[int]]:
         if len(calls) > 1:
             quarantined.update(call.order for call in calls if call.order not in kept)
     return quarantined, sorted(unresolved)
+
+
+def _tree(forest: CallForest, quarantined: set[int]) -> tuple[dict[str, str | None], dict[str, str]]:
+    """The parent of every call, and for each that was left out the one of the same prompt that was not."""
+    calls = [(call.call_id, call) for call in forest.calls] + list(forest.copies.items())
+    parents = {call_id: None if call.parent is None else call.parent.call_id for call_id, call in calls}
+    twins = {call_id: call.call_id for call_id, call in forest.copies.items()}
+    for group in forest.groups.values() if quarantined else ():
+        kept = next(call for call in group.values() if call.order not in quarantined)
+        twins |= {call.call_id: kept.call_id for call in group.values() if call.order in quarantined}
+    return parents, twins
 
 
 def _earliest_root(path: list[LinkedCall]) -> tuple[float, str]:

@@ -76,14 +76,15 @@ class CallForest:
     """Links calls, which must be added in builder order, to their parents.
 
     ``groups`` holds the calls that share a parent and a prompt (a call and its retries) by their
-    generation. ``tries`` earlier calls are compared one by one before the tree is asked.
+    generation; ``copies`` names the call that a copy repeats. ``tries`` earlier calls are compared one
+    by one before the tree is asked.
     """
 
     def __init__(self, tries: int = NEAREST_TRIES) -> None:
         self.calls: list[LinkedCall] = []
         self.roots: list[int] = []
         self.groups: dict[tuple[int | None, TokenIds], dict[TokenIds, LinkedCall]] = {}
-        self.copies: list[str] = []
+        self.copies: dict[str, LinkedCall] = {}
         self.divergences: list[Divergence] = []
         self._tries = tries
         self._by_length: list[tuple[int, int]] = []
@@ -98,8 +99,9 @@ class CallForest:
         group = self.groups.setdefault((None if parent is None else parent.order, interstitial), {})
         retried = next(iter(group.values()), None)
         call = LinkedCall(entry, len(self.calls), parent, interstitial)
-        if group.setdefault(call.generation, call) is not call:
-            self.copies.append(call.call_id)
+        known = group.setdefault(call.generation, call)
+        if known is not call:
+            self.copies[call.call_id] = known
             return
         siblings = self.roots if parent is None else parent.children
         if retried is not None:

@@ -10,10 +10,9 @@ from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, c
 from token_id_capture.explanation.causes import Cause, Suspicion, suspect
 from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, Span, departing, explain_divergence
 from token_id_capture.explanation.explain import Explanation, Finding, explain
-from token_id_capture.explanation.stored import AsItStands, Flag, OpenCall, Recorded, StoredRollout
+from token_id_capture.explanation.stored import Flag, OpenCall, Recorded, StoredRollout
 
 __all__ = [
-    "AsItStands",
     "CallTree",
     "Cause",
     "Decode",

@@ -97,36 +97,39 @@ class CallTree:
         return self._by_id[model_call_id]
 
 
-def call_tree(entries: Iterable[TokenEntry]) -> CallTree:
-    """Build the calls of a rollout, in their stored order, and place each of them.
+def call_tree(entries: Iterable[TokenEntry], output: BuildOutput | None = None) -> CallTree:
+    """Place each call of a rollout, in their stored order; ``output`` is what was built of them, if known.
 
     Raises:
         ConflictingEntryError: one call id came with two different payloads.
     """
     entries = list(entries)
-    output = run_builder(entries)
-    unresolved, quarantined = set(output.notes.unresolved_retries), set(output.quarantined)
-    copies, empty = set(output.notes.copied_calls), set(output.notes.empty_generation_calls)
-    main = {link.entry.model_call_id for chain in output.chains[:1] for link in chain.links}
-
-    def role(call_id: str) -> Role:
-        if call_id in empty:
-            return Role.EMPTY
-        if call_id in copies:
-            return Role.COPY
-        if call_id in unresolved:
-            return Role.UNRESOLVED
-        if call_id in quarantined:
-            return Role.RETRY
-        return Role.MAIN if call_id in main else Role.BRANCH
-
+    output = run_builder(entries) if output is None else output
+    role = _roles(output)
     placed: dict[str, PlacedCall] = {}
     for entry in entries:
         call_id = entry.model_call_id
-        placed.setdefault(call_id, PlacedCall(entry, len(placed) + 1, role(call_id)))
+        placed.setdefault(call_id, PlacedCall(entry, len(placed) + 1, role.get(call_id, Role.BRANCH)))
+    for call_id, parent in output.parents.items():
+        call, twin = placed[call_id], output.twins.get(call_id)
+        call.same_as = None if twin is None else placed[twin]
+        if parent is not None:
+            call.parent = placed[parent]
+            call.parent.children.append(call)
     _group_choices(placed)
-    _link_the_left_out(placed, _link_chains(output, placed))
     return CallTree(list(placed.values()), output)
+
+
+def _roles(output: BuildOutput) -> dict[str, Role]:
+    """Of all calls but those of other branches; the later a line, the stronger it is."""
+    notes = output.notes
+    return {
+        **{link.entry.model_call_id: Role.MAIN for chain in output.chains[:1] for link in chain.links},
+        **dict.fromkeys(output.quarantined, Role.RETRY),
+        **dict.fromkeys(notes.unresolved_retries, Role.UNRESOLVED),
+        **dict.fromkeys(notes.copied_calls, Role.COPY),
+        **dict.fromkeys(notes.empty_generation_calls, Role.EMPTY),
+    }
 
 
 def _group_choices(placed: dict[str, PlacedCall]) -> None:
@@ -134,54 +137,6 @@ def _group_choices(placed: dict[str, PlacedCall]) -> None:
         first = placed.get(call_of_choice(call_id))
         if first is not None and first is not call:
             call.choice_of = first.choice_of = first.entry.model_call_id
-
-
-def _link_chains(output: BuildOutput, placed: dict[str, PlacedCall]) -> list[PlacedCall]:
-    """Hang the calls of all chains; returns them. Chains that branch have their first calls in common."""
-    linked: dict[str, PlacedCall] = {}
-    for chain in output.chains:
-        above: PlacedCall | None = None
-        for link in chain.links:
-            call_id = link.entry.model_call_id
-            if call_id not in linked:
-                linked[call_id] = placed[call_id]
-                _hang(placed[call_id], above)
-            above = placed[call_id]
-    return list(linked.values())
-
-
-def _link_the_left_out(placed: dict[str, PlacedCall], linked: list[PlacedCall]) -> None:
-    """Other answers and copies hang where the call with the same prompt hangs: a prompt has one parent."""
-    by_length: dict[int, list[PlacedCall]] = {}
-
-    def know(call: PlacedCall) -> None:
-        by_length.setdefault(len(call.entry.prompt_token_ids), []).append(call)
-
-    for call in linked:
-        know(call)
-    known = {id(call) for call in linked}
-    for roles in ((Role.RETRY, Role.UNRESOLVED), (Role.COPY,)):
-        for call in placed.values():
-            if call.role not in roles or id(call) in known:
-                continue
-            asked = by_length.get(len(call.entry.prompt_token_ids), [])
-            twin = next((other for other in asked if other is not call and _repeats(call, other)), None)
-            if twin is not None:
-                call.same_as = twin
-                _hang(call, twin.parent)
-            know(call)
-
-
-def _repeats(call: PlacedCall, other: PlacedCall) -> bool:
-    if call.entry.prompt_token_ids != other.entry.prompt_token_ids:
-        return False
-    return call.role is not Role.COPY or call.entry.generation_token_ids == other.entry.generation_token_ids
-
-
-def _hang(call: PlacedCall, parent: PlacedCall | None) -> None:
-    call.parent = parent
-    if parent is not None:
-        parent.children.append(call)
 
 
 def numbers(calls: Sequence[PlacedCall]) -> str:

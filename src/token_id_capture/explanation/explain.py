@@ -6,14 +6,12 @@ nothing is frozen or recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from token_id_capture import reasons
 from token_id_capture.builder import Divergence
-from token_id_capture.consumer import trajectories_from_source
-from token_id_capture.errors import TokenCaptureError
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
 from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, explain_divergence
@@ -26,12 +24,13 @@ from token_id_capture.explanation.remedies import (
     REMEDIES,
     SENTENCES,
 )
-from token_id_capture.explanation.stored import AsItStands, Recorded, StoredRollout
-from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.explanation.stored import Recorded, StoredRollout
+from token_id_capture.rebuild import Build, build_snapshot
+from token_id_capture.records import Outcome, State
 
 SHOWN_DIVERGENCES: Final = 5
 
-_FORBIDDING: Final = ("masked", "failed", "released")
+_FORBIDDING: Final = (Outcome.MASKED, Outcome.FAILED, Outcome.RELEASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,13 @@ class Explanation:
     tree: CallTree | None = field(repr=False)
 
 
-async def explain(rollout: StoredRollout, decode: Decode | None = None) -> Explanation:
+def explain(rollout: StoredRollout, decode: Decode | None = None) -> Explanation:
     """Explain a rollout, whatever its state. ``decode`` makes text of token ids, for comparisons."""
-    if rollout.state == "retired":
+    if rollout.state == State.RETIRED:
         return _explain_retired(rollout)
-    built = await trajectories_from_source(rollout.rollout_id, AsItStands(rollout.snapshot), projection="trajectory")
-    tree = _tree(rollout.snapshot)
-    found = [*_findings(rollout, built["reasons"], tree, decode)]
+    build = build_snapshot(rollout.snapshot)
+    tree = None if build.output is None else call_tree(rollout.snapshot.entries, build.output)
+    found = [*_findings(rollout, build.reasons, tree, decode)]
     codes = {finding.reason for finding in found}
     latest = rollout.recorded[-1] if rollout.recorded else None
     if latest is not None and latest.outcome in _FORBIDDING:
@@ -85,10 +84,10 @@ async def explain(rollout: StoredRollout, decode: Decode | None = None) -> Expla
         rollout.rollout_id,
         rollout.state,
         rollout.snapshot.version,
-        built["outcome"],
-        _headline(rollout, built),
+        build.outcome,
+        _headline(rollout, build),
         tuple(found),
-        (*_contradictions(rollout, built), *_notes(rollout, tree)),
+        (*_contradictions(rollout, build), *_notes(rollout, tree)),
         tree,
     )
 
@@ -98,40 +97,33 @@ def _explain_retired(rollout: StoredRollout) -> Explanation:
     end = "It is retired, and its captures are deleted"
     if latest is None:
         headline = f"{end}; no outcome was recorded."
-    elif latest.outcome == "delivered":
+    elif latest.outcome == Outcome.DELIVERED:
         headline = f"{end}: it was delivered, unmasked."
     else:
         headline = f"{end}; the last that was recorded of it is: {_outcome(latest)}."
-    findings = () if latest is None or latest.outcome == "delivered" else tuple(_recorded_findings(latest))
+    findings = () if latest is None or latest.outcome == Outcome.DELIVERED else tuple(_recorded_findings(latest))
     notes = tuple(_late(rollout))
     return Explanation(
         rollout.rollout_id, rollout.state, rollout.snapshot.version, "retired", headline, findings, notes, None
     )
 
 
-def _tree(snapshot: TokenCaptureSnapshot) -> CallTree | None:
-    try:
-        return call_tree(snapshot.entries)
-    except TokenCaptureError:
-        return None  # the build failed on it too, and its reason says why
-
-
-def _headline(rollout: StoredRollout, built: Mapping[str, Any]) -> str:
+def _headline(rollout: StoredRollout, build: Build) -> str:
     latest = rollout.recorded[-1] if rollout.recorded else None
-    if built["mask_sample"]:
-        fate = f"{built['outcome']}: {built['reason']}"
-    else:
-        tokens = built["trajectory"].token_ids
-        sampled = built["metrics"]["generated_tokens_delivered"]
+    if build.deliverable:
+        last = build.main_chain.links[-1].entry
+        tokens = len(last.prompt_token_ids) + len(last.generation_token_ids)
         fate = (
-            f"deliverable: {_count(built['metrics']['n_calls'], 'call forms', 'calls form')} one sequence of "
-            f"{len(tokens):,} tokens, {sampled:,} of them sampled"
+            f"deliverable: {_count(build.calls, 'call forms', 'calls form')} one sequence of "
+            f"{tokens:,} tokens, {build.notes.generated_tokens_delivered:,} of them sampled"
         )
-    if rollout.state == "open":
+    else:
+        fate = f"{build.outcome}: {build.reason}"
+    if rollout.state == State.OPEN:
         return f"It is open. Frozen now, it would be {fate}."
     if latest is None:
         return f"It is frozen, and nobody has recorded a outcome. Built now, it would be {fate}."
-    if latest.outcome == "delivered" and not built["mask_sample"]:
+    if latest.outcome == Outcome.DELIVERED and build.deliverable:
         return f"It was delivered, and is {fate}."
     return f"It is frozen. The latest outcome is: {_outcome(latest)}."
 
@@ -140,7 +132,7 @@ def _outcome(recorded: Recorded) -> str:
     return recorded.outcome + (f", {recorded.reason}" if recorded.reason else "")
 
 
-def _contradictions(rollout: StoredRollout, built: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(rollout: StoredRollout, build: Build) -> Iterator[str]:
     latest = rollout.recorded[-1] if rollout.recorded else None
     if latest is None:
         return
@@ -149,9 +141,8 @@ def _contradictions(rollout: StoredRollout, built: Mapping[str, Any]) -> Iterato
             f"The outcome is on version {latest.version}; marks since then have raised it to "
             f"{rollout.snapshot.version}."
         )
-    agree = (latest.outcome == "delivered") != built["mask_sample"]
-    if not agree:
-        now = f"{built['outcome']}, {built['reason']}" if built["mask_sample"] else "deliverable"
+    if (latest.outcome == Outcome.DELIVERED) != build.deliverable:
+        now = build.outcome if build.deliverable else f"{build.outcome}, {build.reason}"
         yield f"Built again now, it would be: {now}."
 
 
@@ -192,7 +183,7 @@ def _flag_findings(rollout: StoredRollout) -> Iterator[Finding]:
     for reason, calls in by_reason.items():
         yield Finding(reason, *_words(reason), tuple(calls))
     flagged = {flag.model_call_id for flag in rollout.flags}
-    running = "; the rollout is open, so it may still run" if rollout.state == "open" else ""
+    running = "; the rollout is open, so it may still run" if rollout.state == State.OPEN else ""
     late = dict.fromkeys(rollout.late_calls, "; its answer came after the rollout was frozen")
     lost = [
         (call.model_call_id, f"begun by {call.process}{running}{late.get(call.model_call_id, '')}")

@@ -47,19 +47,3 @@ class StoredRollout:
     refused_calls: Sequence[str] = ()
     late_calls: Sequence[str] = ()
     recorded: Sequence[Recorded] = ()
-
-
-@dataclass(frozen=True)
-class AsItStands:
-    """A source that gives one snapshot, and keeps what the consumer concludes to itself."""
-
-    snapshot: TokenCaptureSnapshot
-
-    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        return self.snapshot
-
-    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        return False
-
-    async def close(self) -> None:
-        pass

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.builder import project_chain_trajectory, run_builder
-from token_id_capture.consumer import MASK_SAMPLE_KEY, Build, trajectories_from_source
-from token_id_capture.explanation.stored import AsItStands
+from token_id_capture.rebuild import Build
+from token_id_capture.records import Outcome
 
 if TYPE_CHECKING:
     from token_id_capture.store.read.evidence import Evidence
@@ -15,28 +15,23 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-async def trajectory_build(evidence: Evidence) -> Build:
-    """What a delivery of this rollout would build now, by the same rules; nothing is frozen for it."""
-    source = AsItStands(evidence.snapshot)
-    return await trajectories_from_source(evidence.rollout_id, source, projection="trajectory")
-
-
-def why_masked(evidence: Evidence, built: Build) -> str | None:
+def why_masked(evidence: Evidence, build: Build) -> str | None:
     """Why the trajectory must not be trained on; None if nothing forbids it.
 
     A recorded outcome of a consumer stands, also where a build of today finds no fault.
     """
-    if built[MASK_SAMPLE_KEY]:
-        return str(built["reason"])
-    if evidence.outcomes and evidence.outcomes[-1].outcome in ("masked", "failed"):
-        return evidence.outcomes[-1].reason or evidence.outcomes[-1].outcome
+    if not build.deliverable:
+        return build.reason
+    latest = evidence.outcomes[-1] if evidence.outcomes else None
+    if latest is not None and latest.outcome in (Outcome.MASKED, Outcome.FAILED):
+        return latest.reason or latest.outcome
     return None
 
 
-def trajectory_row(evidence: Evidence, built: Build) -> Row:
+def trajectory_row(evidence: Evidence, build: Build) -> Row:
     """The row of an unmasked build; see ``columns.TRAJECTORY_COLUMNS``."""
-    trajectory = built["trajectory"]
-    calls = [link.entry for link in run_builder(evidence.snapshot.entries, built["builder"]).main_chain().links]
+    trajectory = build.trajectory()
+    calls = [link.entry for link in build.main_chain.links]
     versions = (call.weight_version for call in calls if call.weight_version is not None)
     return {
         **_rollout(evidence),

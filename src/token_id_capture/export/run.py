@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,7 +10,9 @@ from typing import Protocol
 
 from token_id_capture.errors import TokenCaptureError, UnknownRolloutError
 from token_id_capture.export.record_fields import RecordFields
-from token_id_capture.export.rows import Row, call_rows, trajectory_build, trajectory_row, why_masked
+from token_id_capture.export.rows import Row, call_rows, trajectory_row, why_masked
+from token_id_capture.rebuild import build_snapshot
+from token_id_capture.records import State
 from token_id_capture.store.read.evidence import Evidence, count_rollouts, read_evidence, rollout_ids
 
 
@@ -55,44 +56,42 @@ class Exporter:
         self._connection = connection
         self._writer = writer
         self._per_request = per_request
-        self._states = ("frozen", "open") if include_open else ("frozen",)
+        self._states = (State.FROZEN, State.OPEN) if include_open else (State.FROZEN,)
         self._fields = fields
         self._absent = fields.absent if fields else {}
         self._show = show
         self._exported = Exported()
 
-    async def run(self) -> Exported:
+    def run(self) -> Exported:
         """Export all rollouts in the order of their ids. What is retired meanwhile is passed over.
 
         Raises:
             OSError: the output cannot be written.
         """
         total = count_rollouts(self._connection, self._states)
-        if "open" not in self._states:
-            self._exported.open_rollouts = count_rollouts(self._connection, ("open",))
+        if State.OPEN not in self._states:
+            self._exported.open_rollouts = count_rollouts(self._connection, (State.OPEN,))
         for done, rollout_id in enumerate(rollout_ids(self._connection, self._states)):
             self._show(done, total)
-            await self._export(rollout_id)
+            self._export(rollout_id)
         self._writer.finish()
         self._show(total, total)
         return self._exported
 
-    async def _export(self, rollout_id: str) -> None:
+    def _export(self, rollout_id: str) -> None:
         try:
             evidence = read_evidence(self._connection, rollout_id, everything=False)
-            rows = await self._rows(evidence) if evidence.state in self._states else []
+            rows = self._rows(evidence) if evidence.state in self._states else []
             self._write(rollout_id, rows)
         except UnknownRolloutError:
             pass
         except TokenCaptureError as error:
             self._exported.damaged.append(str(error))
 
-    async def _rows(self, evidence: Evidence) -> Iterable[Row]:
+    def _rows(self, evidence: Evidence) -> Iterable[Row]:
         if self._per_request:
-            # One turn of the event loop, so that an interrupt is noticed.
-            await asyncio.sleep(0)
             return call_rows(evidence)
-        built = await trajectory_build(evidence)
+        built = build_snapshot(evidence.snapshot)
         reason = why_masked(evidence, built)
         if reason is not None:
             self._exported.masked[reason] += 1

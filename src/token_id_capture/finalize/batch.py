@@ -10,42 +10,24 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from token_id_capture import reasons
-from token_id_capture.consumer import (
-    MASK_SAMPLE_KEY,
-    SNAPSHOT_KEY,
-    Build,
-    trajectories_from_source,
-    unusable_build,
-)
-from token_id_capture.delivery import (
-    TOKEN_CAPTURE_KEY,
-    build_of_record,
-    capture_build_can_retire,
-    finalize_rollout_token_capture,
-    record_delivery,
-    retire_rollout_token_capture,
-    rollout_carries_token_ids,
-)
+from token_id_capture.consumer import build_from_source, record_build, retire_snapshot
 from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
+from token_id_capture.finalize.carried import build_of_carried_tokens
 from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import RowFormat
-from token_id_capture.finalize.rows import (
-    RolloutLine,
-    read_line,
-    read_row,
-    record_row,
-    trajectory_row,
-)
-from token_id_capture.finalize.sources import CarriedTokens, WatchedStore
+from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_row, trajectory_row
 from token_id_capture.finalize.totals import Totals
+from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids
+from token_id_capture.rebuild import Build, SnapshotRef, unneeded_build
+from token_id_capture.records import Outcome, State
 from token_id_capture.store import TokenCaptureStore
 
 # Each rollout in flight holds its tokens and its row in memory; the store commits what waits together.
@@ -64,6 +46,29 @@ class Plan:
     id_field: str | None
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What was made of one record.
+
+    ``row`` is None if the output has it already. ``build`` is what the row tells. ``unneeded`` is the capture
+    of a record that brought its tokens along, or that was delivered before. ``error``: the store refused it.
+    """
+
+    row: bytes | None = None
+    build: Build | None = None
+    unneeded: Build | None = None
+    error: Exception | None = None
+
+    @property
+    def masked(self) -> bool:
+        return self.build is not None and not self.build.deliverable
+
+    @property
+    def handed_on(self) -> Build | None:
+        """The build whose snapshot is delivered with the row."""
+        return None if self.masked else self.unneeded or self.build
+
+
 class Finalizer:
     """One run over ``store``. ``show`` gets the number of input bytes that are done, ``report`` each
     line about a single record."""
@@ -77,7 +82,6 @@ class Finalizer:
         self._totals = Totals()
         self._line_of: dict[str, int] = {}
         self._store = store
-        self._source = WatchedStore(store)
         self._rows: RowFile
 
     async def run(self, stream: BinaryIO) -> Totals:
@@ -134,64 +138,64 @@ class Finalizer:
 
     async def _run_batch(self, lines: list[RolloutLine]) -> None:
         made = await asyncio.gather(*map(self._prepare, lines))
-        ready: list[tuple[RolloutLine, Build | None]] = []
-        for line, (built, row) in zip(lines, made, strict=True):
-            if self._is_unavailable(line):
+        ready: list[tuple[RolloutLine, _Made]] = []
+        for line, one in zip(lines, made, strict=True):
+            if self._is_unavailable(line, one):
                 break
-            if row is None:
+            if one.row is None:
                 self._totals.already_there += 1
             else:
-                self._rows.append(row)
-                self._count(line, built)
-            ready.append((line, built))
+                self._rows.append(one.row)
+                self._count(line, one)
+            ready.append((line, one))
             if self._too_many_masked():
                 break
         self._rows.sync()
-        await asyncio.gather(*(self._hand_on(line, built) for line, built in ready))
+        await asyncio.gather(*(self._hand_on(line, one) for line, one in ready))
 
-    async def _prepare(self, line: RolloutLine) -> tuple[Build | None, bytes | None]:
-        """The build to hand on and the row to write first; no row if it stands in the output."""
+    async def _prepare(self, line: RolloutLine) -> _Made:
+        """Build a rollout and the row to write first; nothing is deleted or written yet."""
         if line.rollout_id in self._rows.delivered:
-            return await self._earlier_build(line), None
-        return await self._make(line)
+            return await self._delivered_before(line)
+        if rollout_carries_token_ids(line.record):
+            return await self._passed_on(line)
+        write = record_row if self._plan.row_format is RowFormat.RECORD else trajectory_row
+        build, row = await build_from_source(line.rollout_id, self._store, partial(write, line))
+        return _Made(row, build, error=build.error if build.reason == reasons.FREEZE_FAILED else None)
 
-    async def _make(self, line: RolloutLine) -> tuple[Build | None, bytes]:
-        """Build a rollout and its row; nothing is deleted or written yet."""
-        flat = self._plan.row_format is RowFormat.TRAJECTORY
-        built = await finalize_rollout_token_capture(
-            line.record,
-            self._source,
-            rollout_id=line.rollout_id,
-            projection="trajectory" if flat else "response",
-        )
-        if not flat:
-            return built, record_row(line)
-        snapshot = built.get(SNAPSHOT_KEY) if built else None
-        if built is not None and not rollout_carries_token_ids(line.record):
-            return built, trajectory_row(line, built, snapshot)
-        carried = await _carried_build(line)
-        # The capture may be all that is left of a record whose own tokens are of no use.
-        hand_on = carried if carried[MASK_SAMPLE_KEY] else built
-        return hand_on, trajectory_row(line, carried, snapshot)
+    async def _passed_on(self, line: RolloutLine) -> _Made:
+        """A record that carries what the policy sampled needs nothing of its capture, which is frozen."""
+        unneeded, error = None, None
+        try:
+            snapshot = await self._store.freeze(line.rollout_id)
+            unneeded = unneeded_build(snapshot) if snapshot.snapshot_id else None
+        except Exception as failure:
+            error = failure
+        if self._plan.row_format is RowFormat.RECORD:
+            return _Made(line.raw.rstrip(b"\r\n") + b"\n", None, unneeded, error)
+        # If these tokens are of no use, the capture may be all that is left of the rollout: it is kept.
+        carried = build_of_carried_tokens(line.rollout_id, line.record)
+        row = trajectory_row(line, carried, unneeded.snapshot if unneeded is not None else None)
+        return _Made(row, carried, unneeded, error)
 
-    def _is_unavailable(self, line: RolloutLine) -> bool:
+    def _is_unavailable(self, line: RolloutLine, made: _Made) -> bool:
         """Whether the database, not the rollout, is why there is no build; then this run ends."""
-        error = self._source.failures.get(line.rollout_id)
-        if error is None or isinstance(error, CorruptCaptureError | RolloutRetiredError):
+        if made.error is None or isinstance(made.error, CorruptCaptureError | RolloutRetiredError):
             return False
-        self._totals.stopped = f"stopped at line {line.number}: {error}"
+        self._totals.stopped = f"stopped at line {line.number}: {made.error}"
         return True
 
-    def _count(self, line: RolloutLine, built: Build | None) -> None:
+    def _count(self, line: RolloutLine, made: _Made) -> None:
+        build = made.build
         self._totals.written += 1
-        if built is None or not built[MASK_SAMPLE_KEY]:
+        if build is None or build.deliverable:
             return
         self._totals.masked += 1
-        self._totals.reasons[built["reason"]] += 1
-        if line.rollout_id in self._source.failures:
+        self._totals.reasons[build.reason] += 1
+        if made.error is not None:
             self._totals.not_frozen += 1
-            self._report(f"line {line.number}: its row is masked: {self._source.failures[line.rollout_id]}")
-        elif built["reason"] == reasons.NOTHING_RECORDED and not built[SNAPSHOT_KEY]["snapshot_id"]:
+            self._report(f"line {line.number}: its row is masked: {made.error}")
+        elif build.reason == reasons.NOTHING_RECORDED and build.is_of_unknown_rollout:
             self._totals.unknown += 1
             self._report(
                 f"line {line.number}: no rollout {line.rollout_id!r} is in this database, so its row is masked: "
@@ -208,34 +212,35 @@ class Finalizer:
         )
         return True
 
-    async def _earlier_build(self, line: RolloutLine) -> Build | None:
+    async def _delivered_before(self, line: RolloutLine) -> _Made:
         """What the row of an earlier run was built from, if its rollout is still to be handed on."""
         row = self._rows.delivered[line.rollout_id]
         if row.masked:
-            return None
+            return _Made()
         if not row.snapshot_id:
             # Only the redundant capture of a record that was passed on as it is can be left.
-            carries = rollout_carries_token_ids(line.record)
-            return (await self._make(line))[0] if carries else None
+            return replace(await self._passed_on(line), row=None) if rollout_carries_token_ids(line.record) else _Made()
         try:
             now = (await self._store.describe_rollout(line.rollout_id)).summary
         except UnknownRolloutError:
-            return None
-        if now.state == "retired":
-            return None
+            return _Made()
+        if now.state == State.RETIRED:
+            return _Made()
         if (now.snapshot_id, now.version) != (row.snapshot_id, row.version):
             self._not_retired(line, "it changed since its row was written")
-            return None
-        named = {"rollout_id": line.rollout_id, "snapshot_id": row.snapshot_id, "version": row.version}
-        return build_of_record({TOKEN_CAPTURE_KEY: named})
+            return _Made()
+        snapshot = SnapshotRef(line.rollout_id, row.snapshot_id, row.version)
+        return _Made(unneeded=Build(line.rollout_id, snapshot, Outcome.DELIVERABLE))
 
-    async def _hand_on(self, line: RolloutLine, built: Build | None) -> None:
+    async def _hand_on(self, line: RolloutLine, made: _Made) -> None:
         """The row is durable: say so in the store, and delete the capture if that is wanted."""
-        if built is None or not capture_build_can_retire(built):
+        build = made.handed_on
+        if build is None or build.snapshot is None or not build.snapshot.snapshot_id:
             return
+        await record_build(self._store, build, Outcome.DELIVERED)
         if not self._plan.retire:
-            await record_delivery(self._source, built)
-        elif await retire_rollout_token_capture(line.rollout_id, self._source, built):
+            return
+        if await retire_snapshot(self._store, build.snapshot):
             self._totals.retired += 1
         else:
             self._not_retired(line, "it changed after it was frozen")
@@ -246,12 +251,3 @@ class Finalizer:
             f"line {line.number}: rollout {line.rollout_id!r} was not retired, for {why}; "
             f"see tokcap show {line.rollout_id}"
         )
-
-
-async def _carried_build(line: RolloutLine) -> Build:
-    """The sequence of a record that carries its own token ids."""
-    try:
-        carried = CarriedTokens(line.rollout_id, line.record)
-    except ValueError as error:
-        return unusable_build(line.rollout_id, f"{reasons.BUILD_FAILED}: {error}")
-    return await trajectories_from_source(line.rollout_id, carried, projection="trajectory")

@@ -13,8 +13,16 @@ from typing import Any, Final
 
 import orjson
 
-from token_id_capture.delivery import MASK_SAMPLE_KEY, TOKEN_CAPTURE_KEY, rollout_carries_token_ids
 from token_id_capture.finalize.row_format import RowFormat
+from token_id_capture.integrations.nemo_gym import (
+    MASK_SAMPLE_KEY,
+    TOKEN_CAPTURE_KEY,
+    apply_build,
+    build_dict,
+    model_of,
+    rollout_carries_token_ids,
+)
+from token_id_capture.rebuild import Build, SnapshotRef
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
 _NO_SNAPSHOT: Final = {"snapshot_id": "", "version": 0}
@@ -82,20 +90,22 @@ def record_rollout_id(record: Mapping[str, Any], id_field: str | None) -> str:
     return rollout_id
 
 
-def record_row(line: RolloutLine) -> bytes:
-    """The record with what finalizing it changed, and a newline."""
-    if rollout_carries_token_ids(line.record) and TOKEN_CAPTURE_KEY not in line.record:
-        # It was left alone, for it carries what the policy sampled: it is passed on byte for byte.
-        return line.raw.rstrip(b"\r\n") + b"\n"
+def record_row(line: RolloutLine, build: Build) -> bytes:
+    """The record with the rebuilt response, or with its mask, and a newline."""
+    apply_build(line.record, build_dict(build, "response", model_of(line.record)))
     return _dump(line.record, line.exact)
 
 
-def trajectory_row(line: RolloutLine, built: Mapping[str, Any], snapshot: Mapping[str, Any] | None) -> bytes:
+def trajectory_row(line: RolloutLine, build: Build, snapshot: SnapshotRef | None = None) -> bytes:
     """The record without its response, the flat sequence of the build, and a newline.
 
-    ``snapshot`` is the one to retire. The three arrays have one length, 0 if the build is masked.
+    ``snapshot`` is the one to retire, if not that of the build. The three arrays have one length, 0 if
+    the build is masked.
     """
-    trajectory = built["trajectory"]
+    built = build_dict(build, "trajectory")
+    if not rollout_carries_token_ids(line.record):
+        apply_build(line.record, built)
+    trajectory, ref = built["trajectory"], snapshot or build.snapshot
     row = {
         **{name: value for name, value in line.record.items() if name != "response"},
         "rollout_id": line.rollout_id,
@@ -103,9 +113,10 @@ def trajectory_row(line: RolloutLine, built: Mapping[str, Any], snapshot: Mappin
         "loss_mask": trajectory.loss_mask if trajectory else [],
         "log_probs": trajectory.log_probs if trajectory else [],
         # The harness may have masked the record for a reason of its own.
-        MASK_SAMPLE_KEY: bool(built[MASK_SAMPLE_KEY] or line.record.get(MASK_SAMPLE_KEY)),
-        "mask_reason": built["reason"] or None,
-        **(snapshot or _NO_SNAPSHOT),
+        MASK_SAMPLE_KEY: bool(not build.deliverable or line.record.get(MASK_SAMPLE_KEY)),
+        "mask_reason": build.reason or None,
+        "snapshot_id": ref.snapshot_id if ref else "",
+        "version": ref.version if ref else 0,
     }
     return _dump(row, line.exact)
 

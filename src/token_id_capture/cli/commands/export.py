@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -23,7 +23,6 @@ from token_id_capture.cli.options import (
     output_stream,
     print_json,
     report,
-    run,
 )
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import Show, progress_bar
@@ -95,7 +94,7 @@ def export(
     plan = Plan(database, output, _format(output, file_format), per_request, include_open)
     if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
         fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     let_others_go_first()
     try:
         with progress_bar() as show, _fields_of(records, names, id_field, show) as found:
@@ -105,11 +104,6 @@ def export(
     if json:
         print_json(exported)
     _summarise(exported, plan, json)
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    # The event loop's own handler would wait for a write to a pipe that nobody reads.
-    raise KeyboardInterrupt
 
 
 def _field_names(fields: str, records: Path | None) -> list[str]:
@@ -184,7 +178,7 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
             fields=fields,
             show=lambda done, total: show("export", done, total),
         )
-        return run(exporter.run())
+        return exporter.run()
 
 
 @contextmanager

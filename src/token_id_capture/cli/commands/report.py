@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, fail, run
+from token_id_capture.cli.options import DatabaseOption, fail
 from token_id_capture.cli.options import report as say
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.evidence import rollout_argument, stored_evidence, stored_rollout
@@ -62,7 +62,7 @@ def _rollout(database: str, rollout_id: str, tokenizer: Path | None) -> str:
 
     decode: Decode | None = None if tokenizer is None else decoder(tokenizer)
     evidence = stored_evidence(database, rollout_argument(rollout_id))
-    explained = run(explain(stored_rollout(evidence), decode))
+    explained = explain(stored_rollout(evidence), decode)
     return render_rollout(rollout_page(evidence, explained, time.time(), decode))
 
 

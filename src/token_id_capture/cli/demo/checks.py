@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from token_id_capture.builder import assert_prefix_contiguity
 from token_id_capture.cli.demo.journey import Rollout
-from token_id_capture.delivery import MASK_SAMPLE_KEY
+from token_id_capture.integrations.nemo_gym import MASK_SAMPLE_KEY
 from token_id_capture.store import RolloutDetail, TokenCaptureStore
 from token_id_capture.testing.policy import Policy
 
