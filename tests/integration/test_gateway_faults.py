@@ -140,19 +140,20 @@ async def test_a_call_that_the_engine_refuses_is_no_hole(gateway: Gateway, name:
     assert not await masked(gateway)
 
 
-async def test_a_malformed_body_is_the_engines_to_answer_and_leaves_nothing_behind(gateway: Gateway) -> None:
+async def test_a_malformed_body_is_the_engines_to_answer_and_no_hole(gateway: Gateway) -> None:
     recording = Recording.named("18e-error-malformed-json")
     response = await gateway.replay(recording.name, recording.sent)
     assert (response.status, response.body) == (400, recording.payload)
     assert gateway.engine.received[-1].body == recording.sent
-    assert await gateway.store.list_rollouts() == []
+    assert await gateway.intents() == ["refused"]
+    assert not await masked(gateway)
 
 
 @pytest.mark.parametrize("body", [b"[1]", b'"text"', b"{", b"\xff\xfe", b""])
 async def test_a_body_that_no_parser_reads_but_the_engine_answers_is_marked(gateway: Gateway, body: bytes) -> None:
     gateway.engine.handler = answering(chat([5], [-0.1]))
     assert (await gateway.post(CHAT, body)).status == 200
-    assert await gateway.flags() == [("uncaptured_endpoint", "a body that is no JSON object")]
+    assert await gateway.flags() == [("uncaptured_endpoint", "a body that cannot be read here")]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ async def test_bodies_that_only_python_reads_are_captured_too(gateway: Gateway, 
     assert len((await gateway.entry()).generation_token_ids) == 1
 
 
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("status", [500, 502, 504])
 async def test_an_engine_error_leaves_the_intent_open_and_the_reason_in_one_select(
     gateway: Gateway, status: int
 ) -> None:
@@ -185,6 +186,15 @@ async def test_an_engine_error_leaves_the_intent_open_and_the_reason_in_one_sele
     assert await gateway.flags() == [("unknown_outcome", f"HTTP {status}: CUDA error")]
     assert await gateway.intents() == [None]
     assert await masked(gateway)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/anything"])
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_an_engine_that_does_not_take_the_call_leaves_no_hole(gateway: Gateway, path: str, status: int) -> None:
+    gateway.engine.handler = answering({"error": {"message": "no worker", "type": "overloaded"}}, status)
+    assert (await gateway.post(path, BODY)).status == status
+    assert await gateway.intents() == ["refused"]
+    assert not await masked(gateway)
 
 
 async def test_an_engine_that_is_not_there_is_a_502_and_no_hole(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ async def test_a_response_that_is_compressed_all_the_same_is_passed_on_whole_and
         (CHAT, orjson.dumps(BODY), ""),
         (CHAT + "/", orjson.dumps(BODY), f"POST {CHAT}/: "),
         ("/v1/responses", orjson.dumps(BODY), "POST /v1/responses: "),
-        (CHAT, b"nonsense", "a body that is no JSON object: "),
+        (CHAT, b"nonsense", "a body that cannot be read here: "),
     ],
 )
 async def test_a_client_that_is_sent_elsewhere_may_generate_there_so_the_rollout_is_masked(
@@ -160,6 +160,11 @@ async def test_a_body_beyond_the_limit_is_a_413_and_no_call(tmp_path: Path) -> N
         for body in (b" " * 1001, b" " * 3_000_000):
             response = await gateway.post(CHAT, body, rollout="large")
             assert (response.status, response.json()["error"]["code"]) == (413, "request_too_large")
+            assert "TOKCAP_BODY_LIMIT" in response.json()["error"]["message"]
+        assert (
+            'tokcap_requests_refused_total{code="request_too_large"} 2.0'
+            in (await gateway.request("GET", gateway.url + "/metrics")).body.decode()
+        )
         assert len(gateway.engine.received) == 1
         (summary,) = await gateway.store.list_rollouts()
         assert (summary.rollout_id, summary.open_intents, summary.flags) == ("r1", 0, 0)

@@ -31,6 +31,12 @@ def test_generations_are_captured_when_they_are_posted(path: str) -> None:
         "/pooling",
         "/classify",
         "/v1/responses/resp_1/cancel",
+        "/abort_requests",
+        "/abort_request",
+        "/update_weights",
+        "/release_memory_occupation",
+        "/lora-adapters",
+        "/v1beta/models/gemini-2.5-pro:countTokens",
     ],
 )
 def test_what_generates_nothing_is_harmless(path: str) -> None:
@@ -47,6 +53,12 @@ def test_what_generates_nothing_is_harmless(path: str) -> None:
         "/anything",
         "/",
         "/render/x",
+        "/v1beta/models/gemini-2.5-pro:generateContent",
+        "/v1/chat/completions#/tokenize",
+        "/v1/chat/completions?/tokenize",
+        "/v1/chat/completions;/tokenize",
+        "/v1/chat/completions\\/tokenize",
+        "/v1/tokenize/../chat/completions/./tokenize",
     ],
 )
 def test_what_is_not_known_to_be_harmless_could_generate(path: str) -> None:

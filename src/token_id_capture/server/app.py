@@ -62,14 +62,15 @@ def create_app(
         api_key=upstream_api_key,
         keep_alive=keeps_connections(adapter),
     )
+    metrics = GatewayMetrics()
     gateway = Gateway(
         connections,
         adapter,
         body_limit=body_limit,
         client_timeout=client_timeout,
         options=CaptureOptions(drain_seconds, log_probs_mode, streaming, tokenize_prompts, session_headers),
+        count_refusal=metrics.count_refusal,
     )
-    metrics = GatewayMetrics()
     counted = CallsInFlight(gateway, metrics, limit=max_concurrent_calls)
     captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
     app: ASGIApp = Operations(captured, Readiness(sink, connections.reach), metrics, sink)

@@ -2,7 +2,7 @@
 
 ::
 
-    open intent -> engine ->  not reached, 4xx     refuse the intent
+    open intent -> engine ->  not reached, 4xx     refuse the intent (503 and 529 too)
                               3xx                  mark: the client may ask elsewhere
                               5xx, silence, break  mark; the intent stays open
                               a whole response        put the entries, then answer
@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from token_id_capture import reasons
 from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
-from token_id_capture.server.http.exchange import Exchanges, Response, header, redirection
+from token_id_capture.server.http.exchange import Exchanges, Response, header, is_refusal, redirection
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.prompt_ids import add_prompt_ids
 from token_id_capture.server.stream import StreamedResponse
@@ -164,13 +164,13 @@ class CapturedCall:
         await self._client.finish()
 
     async def _not_served(self, response: Response, limit: HangUpLimit) -> None:
-        """Pass an error on. Below 500 the engine has generated nothing; above, nobody knows."""
+        """Pass an error on. After a refusal the engine has generated nothing; after another, nobody knows."""
         body = await response.read()
         limit.lift()
         detail = f"HTTP {response.status}: {_message(_parsed(body), body)}"
         if (elsewhere := redirection(response)) is not None:
             await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"HTTP {response.status} to {elsewhere}")
-        elif response.status < 500:
+        elif is_refusal(response.status):
             await refuse_current_call(detail)
         else:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, detail)

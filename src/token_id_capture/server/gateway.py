@@ -6,6 +6,7 @@ What belongs to no captured rollout passes through untouched. See the folder's R
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
@@ -13,15 +14,9 @@ from token_id_capture import reasons
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
 from token_id_capture.server.call import CapturedCall, CaptureOptions
 from token_id_capture.server.engines.base import Engine
-from token_id_capture.server.http.client import (
-    BodyTooLargeError,
-    Client,
-    ClientGoneError,
-    ClientStalledError,
-    HangUpLimit,
-)
+from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit, RefusedRequestError
 from token_id_capture.server.http.errors import refuse_websocket, wants_websocket
-from token_id_capture.server.http.exchange import Exchanges, Response, redirection
+from token_id_capture.server.http.exchange import Exchanges, Response, is_refusal, redirection
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.wire.endpoints import Kind, kind_of
 from token_id_capture.server.wire.prompt_cache import KnownTexts
@@ -40,7 +35,7 @@ class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
     ``body_limit`` is the longest request body in bytes. ``client_timeout`` is how many seconds a client
-    may pause within it.
+    may pause within it. ``count_refusal`` is called with the error code of each request that is refused for its body.
     """
 
     def __init__(
@@ -51,12 +46,14 @@ class Gateway:
         body_limit: int = 64 * 2**20,
         client_timeout: float = 300.0,
         options: CaptureOptions | None = None,
+        count_refusal: Callable[[str], None] = lambda code: None,
     ) -> None:
         self._upstream = upstream
         self._engine = engine
         self._body_limit = body_limit
         self._client_timeout = client_timeout
         self._options = options or CaptureOptions()
+        self._count_refusal = count_refusal
         self._known = KnownTexts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,30 +61,30 @@ class Gateway:
             await refuse_websocket(scope, receive, send)
             return
         client = Client(scope, receive, send)
-        if not scope["path"].startswith("/") or not (scope.get("raw_path") or b"/").startswith(b"/"):
-            # "*", "http://elsewhere/" and "@elsewhere/" would not be below the upstream.
-            await client.send_error(400, "The request target must begin with a slash.", "invalid_target")
+        if problem := _target_problem(scope):
+            await client.send_error(400, problem, "invalid_target")
             return
         try:
             body = await client.read_body(self._body_limit, longest_silence=self._client_timeout)
+            await self._serve(client, body)
         except ClientGoneError:
             return
-        except BodyTooLargeError:
-            message = f"The request body is longer than {self._body_limit} bytes."
-            await client.send_error(413, message, "request_too_large")
-            return
-        except ClientStalledError:
-            message = f"Nothing more of the request came for {self._client_timeout:g} s."
-            await client.send_error(408, message, "request_timeout")
-            return
+        except RefusedRequestError as refused:
+            self._count_refusal(refused.code)
+            _logger.warning("a request was refused: %s", refused)
+            await client.send_error(refused.status, str(refused), refused.code)
+
+    async def _serve(self, client: Client, body: bytes) -> None:
+        scope = client.scope
         context = current_capture_context()
         kind = kind_of(scope["method"], scope["path"], self._engine.paths)
         if context is None or context.token_sink is None or kind is Kind.HARMLESS:
             await self._relay(client, body, None)
         elif kind is Kind.UNCAPTURED:
             if await self._announced(client):
-                await self._relay(client, body, _Outcome(f"{scope['method']} {scope['path']}", intent=True))
+                await self._relay(client, body, _Outcome(f"{scope['method']} {scope['path']}"))
         else:
+            body = await client.decompressed(body, self._body_limit)
             call = await self._captured_call(client, body)
             del body  # a long prompt need not wait for its answer
             if call is not None:
@@ -98,16 +95,18 @@ class Gateway:
         try:
             call = self._prepared(client, raw)
         except Exception as error:
-            # A mistake in a engine adapter costs the capture of a call, never the call.
-            _logger.exception("the engine's engine adapter failed")
-            outcome = _Outcome(f"{type(error).__name__}: {error}", intent=True, reason=reasons.CAPTURE_FAILED)
-            if await self._announced(client):
-                await self._relay(client, raw, outcome)
+            # A mistake in an engine adapter costs the capture of a call, never the call.
+            _logger.exception("the engine adapter failed")
+            call, unread = None, _Outcome(f"{type(error).__name__}: {error}", reason=reasons.CAPTURE_FAILED)
+        else:
+            # The engine's own error is the answer. Should it be none, the call was not captured.
+            unread = _Outcome("a body that cannot be read here")
+        # Whatever the body is: what the gateway cannot read the engine may, and generate.
+        if not await self._announced(client):
             return None
         if call is None:
-            # The engine's own error is the answer. Should it be none, the call was not captured.
-            await self._relay(client, raw, _Outcome("a body that is no JSON object", intent=False))
-        return call if call is not None and await self._announced(client) else None
+            await self._relay(client, raw, unread)
+        return call
 
     def _prepared(self, client: Client, raw: bytes) -> CapturedCall | None:
         """The call as the engine is to be asked; None if the body cannot be read."""
@@ -169,15 +168,26 @@ class Gateway:
                 await client.send_error(error.status, str(error), "upstream_unavailable")
 
 
+def _target_problem(scope: Scope) -> str:
+    """Why a request target is refused: what it is sorted by must be what the engine sees."""
+    raw: bytes = scope.get("raw_path") or b"/"
+    if not scope["path"].startswith("/") or not raw.startswith(b"/"):
+        # "*", "http://elsewhere/" and "@elsewhere/" would not be below the upstream.
+        return "The request target must begin with a slash."
+    if b"#" in raw or b"#" in scope.get("query_string", b""):
+        # Of what follows it the engine would see nothing.
+        return "The request target must not have a fragment (#)."
+    return ""
+
+
 class _Outcome:
     """Records the outcome of a call that could generate and is not captured, once, and before its response ends.
 
-    ``intent`` says whether an intent is open, ``reason`` why nothing is captured where there is an answer.
+    ``reason`` says why nothing is captured where there is a response.
     """
 
-    def __init__(self, what: str, *, intent: bool, reason: str = reasons.UNCAPTURED_ENDPOINT) -> None:
+    def __init__(self, what: str, *, reason: str = reasons.UNCAPTURED_ENDPOINT) -> None:
         self._what = what
-        self._intent = intent
         self._reason = reason
         self._settled = False
 
@@ -187,9 +197,8 @@ class _Outcome:
         status, elsewhere = response.status, redirection(response)
         if elsewhere is not None:
             await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"{self._what}: HTTP {status} to {elsewhere}")
-        elif status < 200 or 300 <= status < 500:
-            if self._intent:
-                await refuse_current_call(f"HTTP {status}")
+        elif is_refusal(status):
+            await refuse_current_call(f"HTTP {status}")
         elif status < 300:
             await mark_current_call(self._reason, self._what)
         else:
@@ -201,5 +210,5 @@ class _Outcome:
             return
         if sent:
             await mark_current_call(reasons.UNKNOWN_OUTCOME, f"{self._what}: {problem}")
-        elif self._intent:
+        else:
             await refuse_current_call(problem)

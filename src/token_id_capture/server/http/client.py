@@ -9,18 +9,20 @@ from starlette.types import Message, Receive, Scope, Send
 
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.upstream import RawHeaders
-
-
-class BodyTooLargeError(Exception):
-    """The request body has more bytes than the gateway takes."""
+from token_id_capture.server.text.compression import READABLE_CODINGS, TooLongError, decompress
 
 
 class ClientGoneError(Exception):
     """The client hung up, and its time is over."""
 
 
-class ClientStalledError(Exception):
-    """The client began to send its request, and sends no more of it."""
+class RefusedRequestError(Exception):
+    """The gateway does not take the request; ``status`` and ``code`` are those of the answer, the text its message."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 class HangUpLimit:
@@ -65,9 +67,8 @@ class Client:
         """The request body, at most ``limit`` bytes of it, with at most so many seconds between its pieces.
 
         Raises:
-            BodyTooLargeError: it is longer.
             ClientGoneError: the client hung up before it had sent all.
-            ClientStalledError: nothing more came for too long.
+            RefusedRequestError: it is longer, or nothing more came for too long.
         """
         pieces: list[bytes] = []
         size = 0
@@ -76,16 +77,42 @@ class Client:
                 async with asyncio.timeout(longest_silence):
                     message = await self._receive()
             except TimeoutError:
-                raise ClientStalledError from None
+                problem = f"Nothing more of the request came for {longest_silence:g} s."
+                raise RefusedRequestError(408, "request_timeout", problem) from None
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             piece: bytes = message.get("body", b"")
             size += len(piece)
             if size > limit:
-                raise BodyTooLargeError
+                raise _too_large(limit)
             pieces.append(piece)
             if not message.get("more_body", False):
                 return b"".join(pieces)
+
+    async def decompressed(self, body: bytes, limit: int) -> bytes:
+        """The body without the codings of ``content-encoding``, which the engine is not told of then.
+
+        Raises:
+            RefusedRequestError: it is longer than ``limit`` bytes, damaged, or in another coding.
+        """
+        values = [value for name, value in self.scope["headers"] if name.lower() == b"content-encoding"]
+        codings = [coding.strip().lower() for value in values for coding in value.decode("latin-1").split(",")]
+        codings = [coding for coding in codings if coding not in ("", "identity")]
+        if unknown := [coding for coding in codings if coding not in READABLE_CODINGS]:
+            message = f"Request bodies may be compressed with gzip or deflate, not with {unknown[0]}."
+            raise RefusedRequestError(415, "unsupported_coding", message)
+        try:
+            for _ in codings:
+                body = await asyncio.to_thread(decompress, body, limit)
+        except TooLongError:
+            raise _too_large(limit) from None
+        except ValueError:
+            message = f"The request body is not what its content-encoding says ({', '.join(codings)})."
+            raise RefusedRequestError(400, "invalid_coding", message) from None
+        if codings:
+            kept = [(name, value) for name, value in self.scope["headers"] if name.lower() != b"content-encoding"]
+            self.scope = dict(self.scope, headers=kept)
+        return body
 
     async def start(self, status: int, headers: RawHeaders) -> None:
         """Send the head of the response."""
@@ -142,3 +169,8 @@ class Client:
         except OSError:
             # ASGI 2.4 and later: servers say so where the connection is closed.
             self.gone = True
+
+
+def _too_large(limit: int) -> RefusedRequestError:
+    message = f"The request body is longer than {limit} bytes, which TOKCAP_BODY_LIMIT of the gateway sets."
+    return RefusedRequestError(413, "request_too_large", message)

@@ -56,3 +56,12 @@ def redirection(response: Response) -> str | None:
     Clients follow it by themselves, and what they ask there is not seen here.
     """
     return header(response, b"location") if 300 <= response.status < 400 else None
+
+
+def is_refusal(status: int) -> bool:
+    """Whether this status says that the engine did not take the request, and so generated nothing.
+
+    503 is what engines and their routers answer while they have no worker or load weights (RFC 9110, section
+    15.6.4), 529 is Anthropic's word for overloaded. After any other 5xx nobody knows.
+    """
+    return not 200 <= status < 300 and (status < 500 or status in (503, 529))

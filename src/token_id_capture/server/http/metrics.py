@@ -56,6 +56,12 @@ class GatewayMetrics:
         )
         self.begun = self._counter("tokcap_calls_begun", "Calls that were registered before they were sent.")
         self.unauthorized = self._counter("tokcap_unauthorized", "Requests without the gateway's key (401).")
+        self._refusals = Counter(
+            "tokcap_requests_refused",
+            "Requests that the gateway did not take because of their body, by the code of its answer.",
+            ["code"],
+            registry=self._registry,
+        )
         self.put_seconds = self._histogram(
             "tokcap_put_seconds", "Time until an entry was durable, or failed to be.", _PUT_BUCKETS
         )
@@ -74,6 +80,10 @@ class GatewayMetrics:
         """Count a call under one of ``OUTCOMES``; a reason that is not one of ``reasons`` is unspecified."""
         known = reason in reasons.FLAG_REASONS or not reason
         self._calls.labels(outcome, reason if known else reasons.UNSPECIFIED).inc()
+
+    def count_refusal(self, code: str) -> None:
+        """Count a request that was refused for its body."""
+        self._refusals.labels(code).inc()
 
     @contextmanager
     def timed_put(self) -> Iterator[None]:
