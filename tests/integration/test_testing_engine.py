@@ -16,7 +16,7 @@ import pytest
 from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.policy import Policy
 from token_id_capture.testing.serving import engine_in_thread, serve_engine
-from token_id_capture.testing.template import END_OF_TURN, encode, render_chat
+from token_id_capture.testing.template import END_OF_THOUGHT, END_OF_TURN, THINK, Habits, encode, render_chat
 
 RECORDINGS = Path(__file__).parent.parent / "data" / "recordings" / "vllm-0.32.0"
 CAPTURED = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
@@ -335,8 +335,8 @@ async def test_a_body_that_is_no_object_is_refused(client: Client, content: str)
 
 
 async def test_a_token_prompt_outside_the_vocabulary_is_refused(client: Client) -> None:
-    status, body = await client.post("/v1/completions", {"prompt": [1, 266]})
-    assert (status, body["error"]["message"]) == (400, "Token id 266 is out of vocabulary")
+    status, body = await client.post("/v1/completions", {"prompt": [1, 268]})
+    assert (status, body["error"]["message"]) == (400, "Token id 268 is out of vocabulary")
 
 
 async def test_the_side_endpoints_answer(client: Client) -> None:
@@ -353,6 +353,64 @@ async def test_the_side_endpoints_answer(client: Client) -> None:
         assert (response.status, await response.read()) == (200, b"")
     async with client.session.get(f"{client.url}/version") as response:
         assert await response.json() == {"version": "0.32.0"}
+
+
+async def test_a_chat_may_bring_the_ids_of_its_prompt(client: Client) -> None:
+    body = {**HELLO, **CAPTURED}
+    plain = await client.chat(body)
+    ids = [*plain["prompt_token_ids"], *plain["choices"][0]["token_ids"]]
+    for given in (plain["prompt_token_ids"], ids):
+        told = await client.chat({**body, "kv_transfer_params": {"prompt_token_ids": given}})
+        assert told["prompt_token_ids"] == given
+        said = [entry["logprob"] for entry in told["choices"][0]["logprobs"]["content"]]
+        assert said == Policy().log_probs_of([*given, *told["choices"][0]["token_ids"]])[len(given) :]
+    assert (await client.chat({**body, "kv_transfer_params": {"prompt_token_ids": ids[:-1]}})) != plain
+    for wrong in ([], [-1], [268], ["1"], "1"):
+        status, _ = await client.post(
+            "/v1/chat/completions", {**body, "kv_transfer_params": {"prompt_token_ids": wrong}}
+        )
+        assert status == 400
+    async with serve_engine(PolicyEngine(model="tiny", takes_prompt_ids=False)) as older:
+        ignored = await Client(older, client.session).chat({**body, "kv_transfer_params": {"prompt_token_ids": ids}})
+    assert ignored["prompt_token_ids"] == plain["prompt_token_ids"]
+
+
+async def test_the_tokenizer_endpoints_undo_each_other(client: Client) -> None:
+    _, rendered = await client.post("/tokenize", {"messages": HELLO["messages"]})
+    _, text = await client.post("/detokenize", {"tokens": rendered["tokens"]})
+    assert text == {"prompt": "<|begin|><|user|>hello<|end|><|begin|><|assistant|>"}
+    _, closed = await client.post("/tokenize", {"messages": HELLO["messages"], "add_generation_prompt": False})
+    assert rendered["tokens"][: len(closed["tokens"])] == closed["tokens"]
+    assert (await client.post("/detokenize", {"tokens": [268]}))[0] == 400
+
+
+async def test_a_template_that_drops_reasoning_breaks_the_prefix_and_one_that_keeps_it_does_not(client: Client) -> None:
+    async with serve_engine(PolicyEngine(habits=Habits(reasoning=True))) as url:
+        thinker = Client(url, client.session)
+        first = await thinker.chat({**HELLO, **CAPTURED, "max_tokens": 400})
+        (choice,) = first["choices"]
+        ids = [*first["prompt_token_ids"], *choice["token_ids"]]
+        assert first["prompt_token_ids"][-1] == THINK
+        assert END_OF_THOUGHT in choice["token_ids"]
+        assert choice["message"]["reasoning"]
+        history = [*HELLO["messages"], choice["message"], {"role": "user", "content": "go on"}]
+        _, dropped = await thinker.post("/tokenize", {"messages": history})
+        _, kept = await thinker.post(
+            "/tokenize", {"messages": history, "chat_template_kwargs": {"preserve_thinking": True}}
+        )
+        assert dropped["tokens"][: len(ids)] != ids
+        assert kept["tokens"][: len(ids)] == ids
+        chunks = await thinker.events("/v1/chat/completions", {**HELLO, **CAPTURED, "max_tokens": 400})
+        deltas = [part["delta"] for chunk in chunks for part in chunk["choices"]]
+        assert "".join(delta.get("reasoning") or "" for delta in deltas) == choice["message"]["reasoning"]
+        assert "".join(delta.get("content") or "" for delta in deltas) == choice["message"]["content"]
+
+
+async def test_a_forced_call_comes_after_the_thought_that_the_prompt_began(client: Client) -> None:
+    async with serve_engine(PolicyEngine(habits=Habits(reasoning=True))) as url:
+        body = {**HELLO, **CAPTURED, "tools": [TOOL], "tool_choice": "required"}
+        response = await Client(url, client.session).chat(body)
+    assert response["choices"][0]["message"]["tool_calls"]
 
 
 async def test_a_hook_sees_each_call_and_can_hold_it() -> None:

@@ -112,6 +112,7 @@ async def _read_stream(response: aiohttp.ClientResponse) -> Answer:
         BrokenCallError: the stream ended before its ``[DONE]``.
     """
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: dict[int, dict[str, Any]] = {}
     finish_reason, completion_tokens = None, 0
     async for line in response.content:
@@ -120,6 +121,8 @@ async def _read_stream(response: aiohttp.ClientResponse) -> Answer:
             continue
         if data == b"[DONE]":
             message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
+            if thoughts:
+                message["reasoning"] = "".join(thoughts)
             if calls:
                 message["tool_calls"] = [calls[index] for index in sorted(calls)]
             return Answer(message, finish_reason, completion_tokens)
@@ -127,6 +130,7 @@ async def _read_stream(response: aiohttp.ClientResponse) -> Answer:
         completion_tokens = (chunk.get("usage") or {}).get("completion_tokens", completion_tokens)
         for choice in chunk["choices"]:
             texts.append(choice["delta"].get("content") or "")
+            thoughts += [piece] if (piece := choice["delta"].get("reasoning")) else []
             finish_reason = choice["finish_reason"] or finish_reason
             for delta in choice["delta"].get("tool_calls") or ():
                 _add_call(calls, delta)

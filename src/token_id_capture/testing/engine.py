@@ -1,10 +1,11 @@
 """An inference engine for tests: the test policy behind vLLM's HTTP interface.
 
 ``PolicyEngine`` is an ASGI application with ``/v1/chat/completions``, ``/v1/completions``,
-``/tokenize``, ``/v1/models``, ``/version`` and ``/health``. It honours ``n``, ``seed``,
+``/tokenize``, ``/detokenize``, ``/v1/models``, ``/version`` and ``/health``. It honours ``n``, ``seed``,
 ``temperature``, ``max_tokens``, ``logprobs``, ``top_logprobs``, ``return_token_ids``,
-``return_tokens_as_token_ids``, ``stream``, ``stream_options.include_usage``, ``tools`` and
-``tool_choice``. Other fields are accepted and have no effect. ``serving`` puts it on a port.
+``return_tokens_as_token_ids``, ``stream``, ``stream_options.include_usage``, ``tools``,
+``tool_choice`` and, in chats, ``kv_transfer_params.prompt_token_ids``. Other fields are accepted and
+have no effect. ``serving`` puts it on a port.
 
 To see how a system copes with an engine that fails, pass ``on_call``: it is awaited before each
 generation, so it can hold the call, and may return a ``Failure`` or a ``BrokenResponse``.
@@ -32,10 +33,11 @@ from token_id_capture.testing.request import (
     RefusedRequestError,
     chat_prompt,
     parse_body,
+    prompt_text,
     read_chat_request,
     read_completion_request,
 )
-from token_id_capture.testing.template import encode, token_text
+from token_id_capture.testing.template import APPENDING, Habits, encode, token_text
 from token_id_capture.testing.wire import SYSTEM_FINGERPRINT, ChatResponse, Choice, CompletionResponse, WireResponse
 
 _Result = TypeVar("_Result")
@@ -74,6 +76,8 @@ class PolicyEngine:
 
     ``max_model_len`` bounds prompt and generation together, in tokens; a token is a byte here.
     ``seconds_per_token`` is waited after each token. A client that hangs up ends its generation.
+    ``habits`` are those of its chat template. Without ``takes_prompt_ids`` it ignores the ids that a
+    chat brings, as vLLM did before 0.27.
     """
 
     def __init__(
@@ -83,12 +87,16 @@ class PolicyEngine:
         model: str = "policy",
         max_model_len: int = 16384,
         seconds_per_token: float = 0.0,
+        habits: Habits = APPENDING,
+        takes_prompt_ids: bool = True,
         on_call: OnCall | None = None,
     ) -> None:
         self.policy = policy or Policy()
         self.model = model
         self.max_model_len = max_model_len
         self.seconds_per_token = seconds_per_token
+        self.habits = habits
+        self.takes_prompt_ids = takes_prompt_ids
         self.calls: list[EngineCall] = []
         self._on_call = on_call
         self._app = Starlette(
@@ -96,6 +104,7 @@ class PolicyEngine:
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._completion, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/version", self._version),
                 Route("/health", self._health),
@@ -109,7 +118,7 @@ class PolicyEngine:
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
-        asked = read_chat_request(body, self.max_model_len)
+        asked = read_chat_request(body, self.max_model_len, self.habits, takes_prompt_ids=self.takes_prompt_ids)
         return await self._answer(request, body, asked, ChatResponse(asked))
 
     async def _completion(self, request: Request) -> Response:
@@ -193,11 +202,14 @@ class PolicyEngine:
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        token_ids = chat_prompt(body) if "messages" in body else encode(str(body.get("prompt", "")))
+        token_ids = chat_prompt(body, self.habits) if "messages" in body else encode(str(body.get("prompt", "")))
         texts = [token_text(token) for token in token_ids] if body.get("return_token_strs") else None
         return JSONResponse(
             {"count": len(token_ids), "max_model_len": self.max_model_len, "tokens": token_ids, "token_strs": texts}
         )
+
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": prompt_text(await self._body(request))})
 
     async def _models(self, request: Request) -> Response:
         model = {

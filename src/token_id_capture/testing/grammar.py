@@ -1,4 +1,4 @@
-"""What the test policy may say next: printable text, or a well-formed call of a tool it was given.
+"""What the test policy may say next: text, the end of a thought, or a well-formed call of a tool it was given.
 
 The grammar reads every token, of prompts too. It learns the tools from the turn that defines them,
 so what is allowed depends on the tokens alone and can be computed again from any sequence.
@@ -14,7 +14,9 @@ from token_id_capture.testing.template import (
     ASSISTANT,
     BEGIN_OF_TURN,
     END_OF_CALL,
+    END_OF_THOUGHT,
     END_OF_TURN,
+    THINK,
     TOOL_CALL,
     TOOLS,
 )
@@ -43,6 +45,7 @@ _TEXT: Final = _options({**_PRINTABLE, END_OF_TURN: 1.5})
 _FIRST_WITH_TOOLS: Final = _options({**_PRINTABLE, END_OF_TURN: 0.5, TOOL_CALL: 6.0})
 _TEXT_WITH_TOOLS: Final = _options({**_PRINTABLE, END_OF_TURN: 1.5, TOOL_CALL: 0.5})
 _AFTER_CALL: Final = _options({END_OF_TURN: 3.0, TOOL_CALL: 0.0})
+_THOUGHT: Final = _options({**_PRINTABLE, END_OF_THOUGHT: 2.5})
 _VALUE: Final = {**dict.fromkeys(b"abcdefghijklmnopqrstuvwxyz", 0.0), **dict.fromkeys(b" 0123456789", -1.0)}
 
 # One step of the arguments' JSON: a byte that must come, a blank that may, or the value's characters.
@@ -82,6 +85,10 @@ class Grammar:
         elif self._state == "role":
             self._state = {ASSISTANT: "first", TOOLS: "tools"}.get(token, "text")
             self._collected = b""
+        elif token == THINK and self._state == "first":
+            self._state = "thought"
+        elif token == END_OF_THOUGHT and self._state == "thought":
+            self._state = "first"
         elif token == TOOL_CALL and self._state in ("first", "answer", "called"):
             self._state, self._collected = "name", b""
         elif token == ARGUMENTS and self._state == "name":
@@ -114,6 +121,8 @@ class Grammar:
         match self._state:
             case "first":
                 return _FIRST_WITH_TOOLS if self._tools else _TEXT
+            case "thought":
+                return _THOUGHT
             case "answer":
                 return _TEXT_WITH_TOOLS if self._tools else _TEXT
             case "name":

@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from token_id_capture.testing.template import ARGUMENTS, TOOL_CALL, VOCABULARY_SIZE, encode, render_chat
+from token_id_capture.testing.template import (
+    APPENDING,
+    ARGUMENTS,
+    END_OF_THOUGHT,
+    THINK,
+    TOOL_CALL,
+    VOCABULARY_SIZE,
+    Habits,
+    decode,
+    encode,
+    render_chat,
+)
 
 _Read = TypeVar("_Read")
 
@@ -65,21 +76,29 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def read_chat_request(body: Mapping[str, Any], max_model_len: int) -> GenerationRequest:
-    """Read the body of ``/v1/chat/completions``.
+def read_chat_request(
+    body: Mapping[str, Any], max_model_len: int, habits: Habits = APPENDING, *, takes_prompt_ids: bool = True
+) -> GenerationRequest:
+    """Read the body of ``/v1/chat/completions``; with ``takes_prompt_ids`` it may bring the ids of its prompt.
 
     Raises:
         RefusedRequestError: what vLLM answers 400 as well.
     """
-    return _or_refuse(lambda: _read_chat(body, max_model_len))
+    return _or_refuse(lambda: _read_chat(body, max_model_len, habits, takes_prompt_ids))
 
 
-def _read_chat(body: Mapping[str, Any], max_model_len: int) -> GenerationRequest:
+def _read_chat(
+    body: Mapping[str, Any], max_model_len: int, habits: Habits, takes_prompt_ids: bool
+) -> GenerationRequest:
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids") if takes_prompt_ids else None
+    prompt = chat_prompt(body, habits) if given is None else _token_ids(given)
     forced, banned = _tool_choice(body)
+    if forced and prompt[-1] == THINK:
+        forced = (END_OF_THOUGHT, *forced)
     return _request(
         body,
-        [chat_prompt(body)],
+        [prompt],
         max_tokens=_count(body, "max_tokens", max_model_len if wanted is None else wanted),
         max_model_len=max_model_len,
         logprobs=(body.get("top_logprobs") or 0) if body.get("logprobs") else None,
@@ -112,22 +131,41 @@ def _read_completion(body: Mapping[str, Any], max_model_len: int) -> GenerationR
     )
 
 
-def chat_prompt(body: Mapping[str, Any]) -> list[int]:
-    """The prompt's token ids of a body with ``messages`` and perhaps ``tools``."""
+def chat_prompt(body: Mapping[str, Any], habits: Habits = APPENDING) -> list[int]:
+    """The prompt's token ids of a body with ``messages`` and perhaps ``tools``.
+
+    ``add_generation_prompt`` is honoured, and of ``chat_template_kwargs`` the member ``preserve_thinking``.
+
+    Raises:
+        RefusedRequestError: the body has no messages, or malformed ones.
+    """
     messages, tools = body.get("messages"), body.get("tools")
     if messages is None:
         raise _invalid("missing", "body.messages", "Field required", body)
     if not isinstance(messages, list) or not isinstance(tools, list | None):
         raise RefusedRequestError("messages and tools must be lists")
+    if (body.get("chat_template_kwargs") or {}).get("preserve_thinking"):
+        habits = replace(habits, keeps_reasoning=True)
     try:
-        return render_chat(messages, tools)
+        return render_chat(messages, tools, generation=body.get("add_generation_prompt", True) is True, habits=habits)
     except (TypeError, ValueError) as error:
         raise RefusedRequestError(str(error)) from error
 
 
+def prompt_text(body: Mapping[str, Any]) -> str:
+    """The text of the ``tokens`` of a body.
+
+    Raises:
+        RefusedRequestError: they are no list of token ids.
+    """
+    return decode(_token_ids(body.get("tokens")), marks=True)
+
+
 def _prompt_ids(prompt: Any) -> list[int]:
-    if isinstance(prompt, str):
-        return encode(prompt)
+    return encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+
+
+def _token_ids(prompt: Any) -> list[int]:
     if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
         outside = next((token for token in prompt if not 0 <= token < VOCABULARY_SIZE), None)
         if outside is None:

@@ -4,10 +4,11 @@ A token is a byte (0 to 255) or one of a few marks. A chat becomes one flat sequ
 
     BEGIN_OF_TURN  role  bytes of the text  END_OF_TURN
 
-and a tool call inside an assistant turn is ``TOOL_CALL name ARGUMENTS arguments END_OF_CALL``. The
-template only ever appends: if an assistant message comes back as it was produced, the prompt of the
-next call starts with the previous prompt and the tokens that were generated. Text can never become
-a mark, for marks are no bytes.
+and a tool call inside an assistant turn is ``TOOL_CALL name ARGUMENTS arguments END_OF_CALL``. By
+default the template only ever appends: if an assistant message comes back as it was produced, the
+prompt of the next call starts with the previous prompt and the tokens that were generated. ``Habits``
+make it do what published templates do to a history. Text can never become a mark, because marks are
+no bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 BEGIN_OF_TURN: Final = 256
@@ -28,7 +30,9 @@ TOOLS: Final = 262
 TOOL_CALL: Final = 263
 ARGUMENTS: Final = 264
 END_OF_CALL: Final = 265
-VOCABULARY_SIZE: Final = 266
+THINK: Final = 266
+END_OF_THOUGHT: Final = 267
+VOCABULARY_SIZE: Final = 268
 
 _ROLES: Final = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 _MARK_TEXTS: Final = {
@@ -42,10 +46,29 @@ _MARK_TEXTS: Final = {
     TOOL_CALL: "<tool_call>",
     ARGUMENTS: "<arguments>",
     END_OF_CALL: "</tool_call>",
+    THINK: "<think>",
+    END_OF_THOUGHT: "</think>",
 }
 
 # The rule of the OpenAI API. ASCII also means that a name that was cut off by a limit is still text.
 _TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How a template treats a history. By default its prompts only ever grow.
+
+    With ``reasoning`` each answer begins with a thought, ``THINK text END_OF_THOUGHT``, whose first mark
+    the prompt writes. ``keeps_reasoning`` shows the thoughts of earlier answers; without it they are
+    dropped. ``tidies`` strips the text of earlier answers and writes the arguments of calls anew.
+    """
+
+    reasoning: bool = False
+    keeps_reasoning: bool = False
+    tidies: bool = False
+
+
+APPENDING: Final = Habits()
 
 
 def encode(text: str) -> list[int]:
@@ -54,8 +77,11 @@ def encode(text: str) -> list[int]:
     return list(text.encode("utf-8", "replace"))
 
 
-def decode(token_ids: Iterable[int]) -> str:
-    """The text of the bytes among these tokens; marks have none."""
+def decode(token_ids: Iterable[int], *, marks: bool = False) -> str:
+    """The text of the bytes among these tokens; with ``marks`` also what each mark is written as."""
+    if marks:
+        pieces = (_MARK_TEXTS[token].encode() if token >= 256 else bytes((token,)) for token in token_ids)
+        return b"".join(pieces).decode("utf-8", "replace")
     return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
 
 
@@ -66,8 +92,14 @@ def token_text(token: int) -> str:
     return chr(token) if token < 128 else ""
 
 
-def render_chat(messages: Sequence[Any], tools: Sequence[Any] | None = None) -> list[int]:
-    """The prompt of a chat request, up to where the assistant speaks.
+def render_chat(
+    messages: Sequence[Any],
+    tools: Sequence[Any] | None = None,
+    *,
+    generation: bool = True,
+    habits: Habits = APPENDING,
+) -> list[int]:
+    """The prompt of a chat request, with ``generation`` up to where the assistant speaks.
 
     Raises:
         ValueError: a message or tool is malformed; the message says which.
@@ -80,11 +112,19 @@ def render_chat(messages: Sequence[Any], tools: Sequence[Any] | None = None) -> 
         role = _ROLES.get(str(message.get("role"))) if isinstance(message, Mapping) else None
         if role is None:
             raise ValueError(f"messages[{position}] must be an object with a role out of {', '.join(_ROLES)}")
-        prompt += [BEGIN_OF_TURN, role, *encode(_content_text(message.get("content"), position))]
-        for call in message.get("tool_calls") or ():
-            prompt += _render_call(call, position)
+        prompt += [BEGIN_OF_TURN, role]
+        prompt += _render_message(message, position, habits if role == ASSISTANT else APPENDING)
         prompt.append(END_OF_TURN)
-    return [*prompt, BEGIN_OF_TURN, ASSISTANT]
+    opening = [BEGIN_OF_TURN, ASSISTANT, *((THINK,) if habits.reasoning else ())]
+    return [*prompt, *opening] if generation else prompt
+
+
+def _render_message(message: Mapping[str, Any], position: int, habits: Habits) -> list[int]:
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    thought = [THINK, *encode(str(reasoning)), END_OF_THOUGHT] if reasoning and habits.keeps_reasoning else []
+    text = _content_text(message.get("content"), position)
+    calls = [_render_call(call, position, habits) for call in message.get("tool_calls") or ()]
+    return [*thought, *encode(text.strip() if habits.tidies else text), *(token for call in calls for token in call)]
 
 
 def _check_tools(tools: Sequence[Any]) -> None:
@@ -103,12 +143,20 @@ def _content_text(content: Any, position: int) -> str:
     raise ValueError(f"messages[{position}].content must be a text or a list of text parts")
 
 
-def _render_call(call: Any, position: int) -> list[int]:
+def _render_call(call: Any, position: int, habits: Habits) -> list[int]:
     try:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
     except (TypeError, KeyError) as error:
         raise ValueError(f"messages[{position}].tool_calls need function.name and function.arguments") from error
-    return [TOOL_CALL, *encode(str(name)), ARGUMENTS, *encode(str(arguments)), END_OF_CALL]
+    written = _tidied(str(arguments)) if habits.tidies else str(arguments)
+    return [TOOL_CALL, *encode(str(name)), ARGUMENTS, *encode(written), END_OF_CALL]
+
+
+def _tidied(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments))
+    except ValueError:
+        return arguments
 
 
 class TurnReader:
@@ -118,8 +166,11 @@ class TurnReader:
     again, still starts with exactly the tokens that were generated.
     """
 
-    def __init__(self, *, call_ids: Iterable[str]) -> None:
+    def __init__(self, *, call_ids: Iterable[str], thinking: bool = False) -> None:
+        """``thinking`` says that the prompt began a thought."""
         self._call_ids = iter(call_ids)
+        self._thinking = thinking
+        self._thoughts: list[str] = []
         self._name: list[int] | None = None
         self._texts: list[str] = []
         self._arguments: list[list[str]] = []
@@ -127,6 +178,8 @@ class TurnReader:
 
     def feed(self, token: int) -> dict[str, Any]:
         """What a stream adds to the message for this token: a ``delta``, often an empty one."""
+        if self._thinking:
+            return self._think(token)
         if token == TOOL_CALL:
             self._name = []
         elif token == ARGUMENTS:
@@ -146,6 +199,13 @@ class TurnReader:
         """The delta for a call whose name was cut off, else an empty one."""
         return {} if self._name is None else self._open_call()
 
+    def _think(self, token: int) -> dict[str, Any]:
+        if token >= 256:
+            self._thinking = False
+            return {}
+        self._thoughts.append(token_text(token))
+        return {"reasoning": token_text(token)}
+
     def _open_call(self) -> dict[str, Any]:
         header = {"id": next(self._call_ids), "type": "function", "function": {"name": decode(self._name or ())}}
         self._name = None
@@ -154,6 +214,11 @@ class TurnReader:
         index = len(self._headers) - 1
         call = {"id": header["id"], "type": "function", "index": index, "function": header["function"]}
         return {"content": None, "tool_calls": [call]}
+
+    @property
+    def reasoning(self) -> str | None:
+        """The thought of the turn so far."""
+        return "".join(self._thoughts) or None
 
     @property
     def content(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from token_id_capture.testing.policy import SampledToken
 from token_id_capture.testing.request import GenerationRequest
-from token_id_capture.testing.template import END_OF_TURN, TurnReader, decode, token_text
+from token_id_capture.testing.template import END_OF_TURN, THINK, TurnReader, decode, token_text
 
 SYSTEM_FINGERPRINT: Final = "vllm-0.32.0-policy"
 _LOWEST_LOG_PROB: Final = -9999.0  # vLLM's stand-in for minus infinity, which JSON cannot carry
@@ -23,7 +23,8 @@ class Choice:
         self.index = index
         self.prompt = prompt
         self.tokens: list[SampledToken] = []
-        self.reader = TurnReader(call_ids=(f"chatcmpl-tool-{_identifier()}" for _ in repeat(None)))
+        call_ids = (f"chatcmpl-tool-{_identifier()}" for _ in repeat(None))
+        self.reader = TurnReader(call_ids=call_ids, thinking=prompt[-1:] == (THINK,))
         self._max_tokens = max_tokens
 
     def append(self, token: SampledToken) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class ChatResponse(_Response):
         }
         if calls:
             message["tool_calls"] = calls
-        message["reasoning"] = None
+        message["reasoning"] = choice.reader.reasoning
         return {
             "index": choice.index,
             "message": message,
