@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import sqlite3
 import sys
 import tempfile
 import time
@@ -18,9 +15,8 @@ from typing import Any
 
 from benchmark.campaign import RESPONSE, STORE, Bench, Level, delayed
 from benchmark.fsync_delay import parse_duration
-from benchmark.gateway import measure_gateway
 from benchmark.limits import Outcome, judge_levels
-from benchmark.measure import fsync_seconds
+from benchmark.machine import describe_machine, disk
 from benchmark.memory import measure_memory
 from benchmark.report import as_json, level_tables, outcome_table
 from benchmark.scale import measure_scale
@@ -34,9 +30,14 @@ _STORE_LEVEL_ONLY = {"crowd"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["gateway"]:
+        from benchmark.gateway.command import main as gateway
+
+        return gateway(arguments[1:])
     options = parser().parse_args(arguments)
     chosen = (options.workload, options.level, options.fsync_delay, options.processes)
-    everything = not any(chosen) and not (options.scale or options.memory or options.gateway)
+    everything = not any(chosen) and not (options.scale or options.memory)
     warnings.simplefilter("ignore")  # about this machine's SQLite
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tokcap-bench-", dir=options.directory) as root:
@@ -70,8 +71,6 @@ def measure(bench: Bench, options: argparse.Namespace, everything: bool) -> Iter
         yield from measure_scale(bench)
     if everything or options.memory:
         yield from measure_memory(bench)
-    if everything or options.gateway:
-        yield from measure_gateway(bench)
 
 
 def chosen_levels(options: argparse.Namespace, everything: bool) -> list[Level]:
@@ -82,18 +81,6 @@ def chosen_levels(options: argparse.Namespace, everything: bool) -> list[Level]:
     if options.fsync_delay:
         return [*levels, delayed(options.fsync_delay)]
     return levels or list(_LEVELS.values())
-
-
-def describe_machine(directory: Path) -> dict[str, Any]:
-    """What the numbers depend on."""
-    return {
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "fsync_ms": round(fsync_seconds(directory) * 1e3, 2),
-    }
 
 
 def print_report(machine: dict[str, Any], bench: Bench, outcomes: Sequence[Outcome]) -> None:
@@ -112,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Our store against plain JSON lines, on the same calls. Without a choice: everything.",
+        epilog="scripts/bench gateway --help: the gateway beside a bare proxy and others",
     )
     choice = made.add_argument_group("what to measure")
     choice.add_argument("--workload", action="append", choices=WORKLOADS, default=[], help="repeatable; default: all")
@@ -124,13 +112,10 @@ def parser() -> argparse.ArgumentParser:
     )
     choice.add_argument("--scale", action="store_true", help="long rollouts, and files of many rollouts")
     choice.add_argument("--memory", action="store_true", help="peak memory of storing and building")
-    choice.add_argument(
-        "--gateway", action="store_true", help="64 streams through the gateway and through a bare proxy"
-    )
     made.add_argument("--repeats", type=int, default=5, help="of which the medians are shown (default: 5)")
     made.add_argument("--json", action="store_true", help="print JSON instead of tables")
     made.add_argument("--check", action="store_true", help="exit with 1 if a limit is missed")
-    made.add_argument("--directory", default=_disk(), help="a directory on the disk to measure (default: %(default)s)")
+    made.add_argument("--directory", default=disk(), help="a directory on the disk to measure (default: %(default)s)")
     made.add_argument("--shrink", type=int, default=1, metavar="N", help="divide all sizes by N, to try this out")
     return made
 
@@ -144,11 +129,6 @@ def _duration(text: str) -> float:
 
 def _counts(text: str) -> list[int]:
     return [int(count) for count in text.split(",")]
-
-
-def _disk() -> str:
-    # The usual temporary directory is in memory on many systems, where fsync costs nothing.
-    return "/var/tmp" if Path("/var/tmp").is_dir() else tempfile.gettempdir()
 
 
 if __name__ == "__main__":

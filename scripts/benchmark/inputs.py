@@ -33,7 +33,7 @@ class Call:
 
 def write_inputs(workload: Workload, directory: Path, forms: tuple[str, ...]) -> None:
     """Write a file of bodies and an index for each form; the parent does this once a workload."""
-    builders = {"arrays": _arrays, "response": _response, "packed": _packed}
+    builders = {"arrays": _arrays, "response": write_response, "packed": _packed}
     index: dict[str, list[Any]] = {form: [] for form in forms}
     files = {form: (directory / form).open("wb") for form in forms}
     for rollout in workload.draw():
@@ -87,7 +87,8 @@ def _arrays(rollout: Rollout, call: int) -> bytes:
     )
 
 
-def _response(rollout: Rollout, call: int) -> bytes:
+def write_response(rollout: Rollout, call: int) -> bytes:
+    """vLLM's whole answer to a chat."""
     start, end = rollout.generation_span(call)
     words = rollout.words(start, end)
     content = [

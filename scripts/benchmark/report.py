@@ -20,9 +20,6 @@ FIGURES = {
     "freeze_ms_per_rollout": "freeze, ms a rollout",
     "read_ms_per_rollout": "freeze + build + trajectory, ms",
     "drop_ms_per_rollout": "drop, ms a rollout",
-    "cpu_us_per_request": "CPU per request, us",
-    "first_token_ms": "first token, ms",
-    "stream_ms": "whole stream, ms",
 }
 
 

@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def run_bench(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "bench"), "--directory", str(directory), *arguments]
+    command = [sys.executable, str(SCRIPTS / "bench"), *arguments, "--directory", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -51,10 +51,30 @@ def test_the_fsync_delay_reaches_every_store(tmp_path: Path) -> None:
         assert cell["put_p50_ms"] >= 20, name
 
 
-def test_processes_scale_memory_and_gateway_are_measured(tmp_path: Path) -> None:
-    found = bench(tmp_path, "--shrink", "64", "--processes", "1,2", "--scale", "--memory", "--gateway")
-    assert {limit["section"] for limit in found["limits"]} == {"writers", "scale", "memory", "gateway"}
+def test_processes_scale_and_memory_are_measured(tmp_path: Path) -> None:
+    found = bench(tmp_path, "--shrink", "64", "--processes", "1,2", "--scale", "--memory")
+    assert {limit["section"] for limit in found["limits"]} == {"writers", "scale", "memory"}
     assert set(found["levels"]["writers"]["crowd"]) == {"1 proc", "2 proc"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what servers spend is read from /proc")
+def test_the_gateway_is_measured_beside_no_proxy_and_a_bare_one(tmp_path: Path) -> None:
+    short = ("--shape", "chat", "--concurrency", "16", "--workers", "2", "--no-paced", "--seconds", "0.1", "--trial")
+    servers = ("--server", "direct", "--server", "bare", "--server", "ours")
+    done = run_bench(tmp_path, "gateway", "--json", "--repeats", "1", *short, *servers)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found["levels"]) == {"chat, whole", "chat, streamed"}
+    for subjects in found["levels"].values():
+        assert set(subjects) == {"16 at a time", "64 at a time, 2 workers"}
+        one, several = subjects.values()
+        assert set(one) == {"direct", "bare", "ours"}
+        assert set(several) == {"bare", "ours"}
+        for figures in (*one.values(), *several.values()):
+            assert 0 < figures["first_ms"] <= figures["p50_ms"] <= figures["p99_ms"]
+            assert figures["calls_per_second"] > 0
+    assert {limit["section"] for limit in found["limits"]} == {"gateway"}
+    assert all(limit["holds"] is None for limit in found["limits"]), "runs so short are not judged"
 
 
 def test_a_duration_without_a_unit_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def test_a_single_call_takes_a_few_times_as_long_as_through_a_bare_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
-    from benchmark.serving import bare_proxy
+    from benchmark.gateway.bare import bare_proxy
 
     async with replay_engine() as engine, aiohttp.ClientSession() as session:
         engine.handler = answering(chat([5, 6], [-0.1, -0.2]))

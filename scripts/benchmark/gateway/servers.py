@@ -1,0 +1,171 @@
+"""What stands between the clients and the engine, as commands, and what their processes spend."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmark.gateway.bare import UPSTREAM
+from benchmark.gateway.conversations import MODEL
+
+CHAT = "/v1/chat/completions"
+_SCRIPTS = Path(__file__).parents[2]
+_TICKS = os.sysconf("SC_CLK_TCK")
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of server: its command, and the path at which it takes chats of a rollout."""
+
+    path: str
+    command: Callable[[str, int, int, Path], Sequence[str | Path]]
+    """From the engine's URL, the port, the number of workers and a directory of its own."""
+    program: str
+    """It can be started where there is this program, which may be a path."""
+    environment: Callable[[str], Mapping[str, str]] = field(default=lambda upstream: {})
+    several_workers: bool = False
+
+
+def _ours(upstream: str, port: int, workers: int, directory: Path) -> Sequence[str | Path]:
+    serve = (Path(sys.executable).with_name("tokcap"), "serve", "-u", upstream, "-d", directory / "captures.db")
+    return (*serve, "--port", str(port), "--workers", str(workers), "--engine", "vllm", "--no-check")
+
+
+def _bare(upstream: str, port: int, workers: int, directory: Path) -> Sequence[str | Path]:
+    served = (sys.executable, "-m", "uvicorn", "benchmark.gateway.bare:app", "--factory", "--port", str(port))
+    return (*served, "--workers", str(workers), "--no-access-log", "--log-level", "warning")
+
+
+def _rllm(upstream: str, port: int, workers: int, directory: Path) -> Sequence[str | Path]:
+    served = ("rllm-model-gateway", "--port", str(port), "--worker", f"{upstream}/v1")
+    return (*served, "--store", "sqlite", "--db-path", directory / "traces.db", "--log-level", "WARNING")
+
+
+def _litellm(upstream: str, port: int, workers: int, directory: Path) -> Sequence[str | Path]:
+    models = "".join(
+        f"  - model_name: {name}\n    litellm_params:\n"
+        f"      {{model: hosted_vllm/{name}, api_base: {upstream}/v1, api_key: none}}\n"
+        for name in (MODEL.format(0), MODEL.format(30))
+    )
+    configuration = directory / "litellm.yaml"
+    configuration.write_text(f"model_list:\n{models}")
+    return ("litellm", "--config", configuration, "--port", str(port), "--num_workers", str(workers))
+
+
+KINDS: Mapping[str, Kind] = {
+    "bare": Kind(
+        CHAT,
+        _bare,
+        sys.executable,
+        lambda upstream: {UPSTREAM: upstream, "PYTHONPATH": str(_SCRIPTS)},
+        several_workers=True,
+    ),
+    "ours": Kind("/ng-rollout/{rollout}/training-token-capture" + CHAT, _ours, sys.executable, several_workers=True),
+    "rllm": Kind("/sessions/{rollout}" + CHAT, _rllm, "rllm-model-gateway"),
+    "litellm": Kind(CHAT, _litellm, "litellm", several_workers=True),
+}
+
+
+def installed() -> list[str]:
+    """The kinds whose program is here."""
+    return [name for name, kind in KINDS.items() if shutil.which(kind.program)]
+
+
+class Server:
+    """A running server."""
+
+    def __init__(self, name: str, url: str, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self.name = name
+        self.url = url
+        self.path = KINDS[name].path
+        self.directory = directory
+        self._process = process
+
+    def cpu(self) -> float:
+        """The processor seconds of its processes so far."""
+        return sum(_cpu(pid) for pid in self._pids())
+
+    def memory(self) -> list[int]:
+        """The proportional set size of each process in bytes: what it alone holds, and its part of what is shared."""
+        return [_pss(pid) for pid in self._pids()]
+
+    def stop(self) -> None:
+        """End it as an operator would, or by force."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _pids(self) -> list[int]:
+        parents = {}
+        for directory in Path("/proc").iterdir():
+            if directory.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    parents[int(directory.name)] = int(_stat(int(directory.name))[1])
+        found = [self._process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+
+@contextlib.contextmanager
+def running(name: str, upstream: str, directory: Path, *, workers: int = 1) -> Iterator[Server]:
+    """Start a server and wait until it accepts connections.
+
+    Raises:
+        RuntimeError: it ended, or did not in time; what it said is in ``said`` in the directory.
+    """
+    kind = KINDS[name]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    directory.mkdir()
+    command = kind.command(upstream, port, workers, directory)
+    with (directory / "said").open("wb") as said:
+        environment = {**os.environ, **kind.environment(upstream)}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment)
+    server = Server(name, f"http://127.0.0.1:{port}", process, directory)
+    try:
+        _wait_until_it_listens(port, process, directory / "said")
+        yield server
+    finally:
+        server.stop()
+
+
+def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes], said: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{process.args!r} does not listen: {said.read_text('utf-8', 'replace')[-2000:]}")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on, after the name in parentheses."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _cpu(pid: int) -> float:
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"no Pss of process {pid}")
