@@ -84,7 +84,7 @@ async def outcome(way: Way, recording: Recording, numbers: Random) -> Replayed:
     )
     request = orjson.dumps(way.request)
     recorded = RecordedEngine(recording, cut, way.answers)
-    gateway = Gateway(recorded, make_engine(engine), options=way.options)
+    gateway = Gateway(recorded, make_engine(engine), settings=way.options)
     if numbers.random() < 0.5:
         recorded.recording = way.recording(Spoken(prompt=PROMPT[: numbers.randint(1, len(PROMPT))]))
         await replay_through(gateway, recorded, request)

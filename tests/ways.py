@@ -38,8 +38,8 @@ from spoken import (
     vllm_spelled,
     vllm_spelled_beside,
 )
-from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.engines import make_engine
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.testing.replay import Recording, Replayed, replay
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -55,7 +55,7 @@ class Way:
     path: str
     request: dict[str, Any]
     response: Callable[[Spoken], Any]
-    options: CaptureOptions = field(default_factory=CaptureOptions)
+    options: GatewaySettings = field(default_factory=GatewaySettings)
 
     def recording(self, spoken: Spoken, status: int = 200) -> Recording:
         said = self.response(spoken)
@@ -79,13 +79,13 @@ _PROMPT = {"model": "tiny", "prompt": "hi"}
 _IDS = {"model": "tiny", "prompt": Spoken().prompt}
 _TOKENS = {"token_ids": Spoken().prompt, "sampling_params": {"max_tokens": 8}}
 _INPUT = {"input_ids": Spoken().prompt, "sampling_params": {"max_new_tokens": 8}}
-_ALWAYS = CaptureOptions(streaming="always")
-_TOKENIZER = CaptureOptions(tokenize_prompts=True)
+_ALWAYS = GatewaySettings(streaming="always")
+_TOKENIZER = GatewaySettings(tokenize_prompts=True)
 
 WAYS: dict[str, Way] = {
     "vllm-chat": Way("vllm", CHAT, _ASKED, vllm_chat),
     "vllm-chat-stream": Way("vllm", CHAT, {**_ASKED, **STREAM}, vllm_chat_stream),
-    "vllm-chat-not-streamed": Way("vllm", CHAT, {**_ASKED, **STREAM}, vllm_chat, CaptureOptions(streaming="never")),
+    "vllm-chat-not-streamed": Way("vllm", CHAT, {**_ASKED, **STREAM}, vllm_chat, GatewaySettings(streaming="never")),
     "vllm-spelled": Way("vllm", CHAT, _ASKED, vllm_spelled),
     "vllm-spelled-beside": Way("vllm", CHAT, _ASKED, vllm_spelled_beside),
     "vllm-completion": Way("vllm", COMPLETIONS, _PROMPT, vllm_completion),
@@ -130,7 +130,7 @@ SEEN_BY_AUTO = [
     name
     for name, way in WAYS.items()
     if way.path in (CHAT, COMPLETIONS)
-    and way.options == CaptureOptions()
+    and way.options == GatewaySettings()
     and not name.endswith("-not-streamed")
     and not name.startswith("llama-")
 ]
@@ -140,7 +140,7 @@ SEEN_BY_AUTO = [
 async def replayed(way: Way, spoken: Spoken | None = None, *, engine: str = "", **more: Any) -> Replayed:
     """What becomes of a way's call; ``more`` is for ``replay``, and ``recording`` another response."""
     recording = more.pop("recording", None) or way.recording(spoken or Spoken())
-    asked = {"request": orjson.dumps(way.request), "answers": way.answers, "options": way.options}
+    asked = {"request": orjson.dumps(way.request), "answers": way.answers, "settings": way.options}
     return await replay(recording, make_engine(engine or way.engine), **{**asked, **more})
 
 

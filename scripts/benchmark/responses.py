@@ -53,6 +53,7 @@ class GatewayResponse(Ours):
         from token_id_capture.server.engines import make_engine
         from token_id_capture.server.engines.base import Endpoint
         from token_id_capture.server.http import client
+        from token_id_capture.server.settings import GatewaySettings
         from token_id_capture.server.wire.prompt_cache import KnownTexts
         from token_id_capture.server.wire.request import CallBody
 
@@ -62,6 +63,7 @@ class GatewayResponse(Ours):
         # What "auto" settles on when the upstream is vLLM.
         self._engine = make_engine("vllm")
         self._known = KnownTexts()
+        self._settings = GatewaySettings()
         self._sink, self._captured, self._client = sink, captured, client
         self._scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
 
@@ -77,7 +79,7 @@ class GatewayResponse(Ours):
                 b"",
                 engine=self._engine,
                 upstream=_Replay(call.body),  # type: ignore[arg-type]
-                options=self._captured.CaptureOptions(),
+                settings=self._settings,
                 known=self._known,
             ).run()
         finally:

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from token_id_capture.server.app import create_app
 from token_id_capture.server.listener import listen
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing import replay as kit
 
@@ -237,10 +238,12 @@ class Gateway:
 async def running_gateway(
     database: Path, *, store: TokenCaptureStore | None = None, grace: int = 5, **options: Any
 ) -> AsyncIterator[Gateway]:
-    """A gateway with a real store in front of a ``ReplayEngine``."""
+    """A gateway with a real store in front of a ``ReplayEngine``; ``options`` are settings or of ``create_app``."""
     async with replay_engine() as engine:
         store = store or TokenCaptureStore(database)
-        app = create_app(options.pop("upstream", engine.url), store, **options)
+        upstream = options.pop("upstream", engine.url)
+        given = {name: options.pop(name) for name in ("engine", "api_key", "upstream_api_key") if name in options}
+        app = create_app(upstream, store, settings=GatewaySettings(**options), **given)
         async with (
             aiohttp.ClientSession(auto_decompress=False) as session,
             serving(app, grace=grace) as (url, server),

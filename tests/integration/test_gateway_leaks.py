@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import re
@@ -22,7 +23,9 @@ import served
 from replay import serving, until
 
 from token_id_capture.server.app import create_app
-from token_id_capture.server.wire.request import Streaming
+from token_id_capture.server.defaults import Streaming
+from token_id_capture.server.http.upstream import Upstream
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.serving import serve_engine
@@ -154,11 +157,14 @@ async def gateway(
     upstream: str, database: Path, *, streaming: Streaming
 ) -> AsyncIterator[tuple[str, Callable[[], int]]]:
     """A gateway in this process: its address, and how many connections to the engine it has, idle or not."""
-    app = create_app(upstream, TokenCaptureStore(database), drain_seconds=DRAIN_SECONDS, streaming=streaming)
+    settings = GatewaySettings(drain_seconds=DRAIN_SECONDS, streaming=streaming)
+    others = [found for found in gc.get_objects() if isinstance(found, Upstream)]
+    app = create_app(upstream, TokenCaptureStore(database), settings=settings)
+    (own,) = (found for found in gc.get_objects() if isinstance(found, Upstream) and found not in others)
     async with serving(app) as (url, _):
         async with aiohttp.ClientSession() as session, session.get(url + "/healthz") as response:
             assert response.status == 200
-        connector = app._upstream._opened().connector  # type: ignore[attr-defined]
+        connector: Any = own._opened().connector
         yield url, lambda: len(connector._acquired) + sum(map(len, connector._conns.values()))
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from spoken import Spoken, usage_chunk, vllm_completion
-from token_id_capture.server.call import CaptureOptions
+from token_id_capture.server.settings import GatewaySettings
 from ways import WAYS, parts, replayed
 
 
@@ -138,18 +138,18 @@ async def test_each_prompt_of_a_batch_is_a_choice_with_a_prompt_of_its_own(name:
 @pytest.mark.parametrize(
     ("options", "detail"),
     [
-        (CaptureOptions(), "choice 0 has no prompt token ids"),
-        (CaptureOptions(tokenize_prompts=True), "no prompt token ids: the prompt is a list, not one text"),
+        (GatewaySettings(), "choice 0 has no prompt token ids"),
+        (GatewaySettings(tokenize_prompts=True), "no prompt token ids: the prompt is a list, not one text"),
     ],
 )
-async def test_llama_servers_batches_have_no_prompt_ids(options: CaptureOptions, detail: str) -> None:
+async def test_llama_servers_batches_have_no_prompt_ids(options: GatewaySettings, detail: str) -> None:
     way = WAYS["llama-completion-text"]
     response = way.response(Spoken())
     response["choices"] = [{**response["choices"][0], "index": index} for index in (0, 1)]
     response["usage"]["completion_tokens"] = 6
     request = orjson.dumps({**way.request, "prompt": ["a", "b"]})
     recording = replace(way.recording(Spoken()), payload=orjson.dumps(response))
-    done = await replayed(way, recording=recording, request=request, options=options)
+    done = await replayed(way, recording=recording, request=request, settings=options)
     assert done.marks == (f"no_token_ids: {detail}",)
 
 

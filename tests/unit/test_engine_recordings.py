@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import DeltaReader, Endpoint
 from token_id_capture.server.engines.vllm import VllmEngine
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.testing.replay import (
     Recording,
     Replayed,
@@ -29,7 +29,7 @@ from token_id_capture.testing.replay import (
 
 FOLDERS = Path(__file__).parents[1] / "data" / "recordings"
 ENGINES = {"vllm-0.32.0": "vllm", "llama-server-b1-0c1e570": "llama-cpp"}
-OPTIONS = CaptureOptions(tokenize_prompts=True)
+OPTIONS = GatewaySettings(tokenize_prompts=True)
 
 
 def generations(folder: str) -> dict[str, Recording]:
@@ -65,7 +65,7 @@ def engine_of(folder: str) -> Any:
 
 async def once(folder: str, name: str) -> Replayed:
     recording = CALLS[folder][name]
-    return await replay(recording, engine_of(folder), answers=answers(recording), options=OPTIONS)
+    return await replay(recording, engine_of(folder), answers=answers(recording), settings=OPTIONS)
 
 
 # Why calls of these names are not captured; all others are, or were refused by the engine.
@@ -133,7 +133,7 @@ async def test_a_recorded_call_is_the_same_whole_byte_by_byte_and_in_chunks(fold
     recording = CALLS[folder][name]
     if "verbose" in name:
         return  # the client asked for the ids in llama-server's own words
-    await assert_replays(recording, lambda: engine_of(folder), answers=answers(recording), options=OPTIONS)
+    await assert_replays(recording, lambda: engine_of(folder), answers=answers(recording), settings=OPTIONS)
 
 
 @given(st.sampled_from(EVERY_CALL), st.integers(0, 10**6), st.integers(1, 3000))
@@ -142,7 +142,7 @@ def test_no_chunking_changes_the_entry_or_the_clients_bytes(call: tuple[str, str
     async def compared() -> None:
         folder, name = call
         recording = CALLS[folder][name]
-        asked: Any = {"answers": answers(recording), "options": OPTIONS}
+        asked: Any = {"answers": answers(recording), "settings": OPTIONS}
         usual, other = [
             await replay(recording, engine_of(folder), cut=cut, **asked)
             for cut in (lambda payload: [payload], in_chunks(seed, longest))
@@ -189,7 +189,7 @@ async def test_llama_servers_tokenizer_is_asked_only_if_that_is_allowed() -> Non
 async def test_a_prompt_of_another_length_than_the_engine_read_is_not_taken() -> None:
     calls = CALLS["llama-server-b1-0c1e570"]
     other = answers(calls["12-tools-call"])
-    done = await replay(calls["01-chat"], make_engine("llama-cpp"), answers=other, options=OPTIONS)
+    done = await replay(calls["01-chat"], make_engine("llama-cpp"), answers=other, settings=OPTIONS)
     assert done.entries == ()
     assert done.marks == ("token_count_mismatch: 127 prompt token ids from the tokenizer, 20 prompt tokens",)
 
@@ -200,7 +200,7 @@ async def test_a_tokenizer_that_does_not_answer_is_a_named_failure(lacking: str)
     told = {path: answer for path, answer in answers(recording).items() if path != lacking}
     refusing = Recording(lacking, "POST", lacking, b"", 501, "application/json", b"{}")
     for responses, problem in ((told, "nothing is recorded"), ({**told, lacking: refusing}, "answered HTTP 501")):
-        done = await replay(recording, make_engine("llama-cpp"), answers=responses, options=OPTIONS)
+        done = await replay(recording, make_engine("llama-cpp"), answers=responses, settings=OPTIONS)
         ((mark,),) = [done.marks]
         assert mark.startswith("no_token_ids: no prompt token ids: ")
         assert problem in mark

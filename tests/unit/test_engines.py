@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spoken import Spoken, vllm_spelled
-from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Endpoint
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.middleware import TokenCaptureMiddleware
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.request import CallBody
 from token_id_capture.testing.replay import (
     RecordedEngine,
@@ -67,7 +67,7 @@ async def test_the_client_sees_the_response_and_not_what_was_added_to_it(way: Wa
         replace(way.recording(Spoken()), sent=orjson.dumps(way.request)),
         lambda: make_engine(way.engine),
         answers=way.answers,
-        options=way.options,
+        settings=way.options,
     )
     assert done.response.whole
     assert bool(orjson.loads(done.sent[0][1]).get("stream")) == isinstance(way.response(Spoken()), bytes)
@@ -277,7 +277,7 @@ def test_any_tokens_arrive_the_same_through_every_engine(
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_client_that_hangs_up_leaves_a_complete_call(way: Way, after: int) -> None:
     sink, recorded = MemorySink(), RecordedEngine(way.recording(Spoken()), in_chunks(2, longest=90), way.answers)
-    app = TokenCaptureMiddleware(Gateway(recorded, make_engine(way.engine), options=way.options), sink=sink)
+    app = TokenCaptureMiddleware(Gateway(recorded, make_engine(way.engine), settings=way.options), sink=sink)
     gone = asyncio.Event()
     sent = 0
 
@@ -314,13 +314,13 @@ async def test_the_headers_that_are_stored_are_those_that_were_chosen() -> None:
     way = WAYS["vllm-chat"]
     headers = [(b"x-session-id", b"s1"), (b"x-agent", b"a7"), (b"authorization", b"Bearer k")]
     for options, stored in (
-        (CaptureOptions(), {"x-session-id": "s1"}),
-        (CaptureOptions(session_headers=("x-agent",)), {"x-agent": "a7"}),
-        (CaptureOptions(session_headers=()), None),
+        (GatewaySettings(), {"x-session-id": "s1"}),
+        (GatewaySettings(session_headers=("x-agent",)), {"x-agent": "a7"}),
+        (GatewaySettings(session_headers=()), None),
     ):
         sink = MemorySink()
         recorded = RecordedEngine(way.recording(Spoken()))
-        app = TokenCaptureMiddleware(Gateway(recorded, make_engine("vllm"), options=options), sink=sink)
+        app = TokenCaptureMiddleware(Gateway(recorded, make_engine("vllm"), settings=options), sink=sink)
         await call_in_memory(app, "POST", way.path, orjson.dumps(way.request), headers)
         assert (sink.entries[0].model_extra or {}).get("session_headers") == stored
 
@@ -359,7 +359,7 @@ def test_the_streams_of_a_whole_response_are_asked_for_as_such() -> None:
     for streaming, asked in (("auto", True), ("always", True), ("never", False)):
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))
         assert body is not None
-        body.decide_streaming(make_engine("vllm"), CaptureOptions(streaming=streaming).streaming)  # type: ignore[arg-type]
+        body.decide_streaming(make_engine("vllm"), GatewaySettings(streaming=streaming).streaming)  # type: ignore[arg-type]
         sent = orjson.loads(body.for_engine(make_engine("vllm"), orjson.dumps(STREAM)) or b"")
         assert (sent["stream"], sent["stream_options"]) == (asked, {"include_usage": True} if asked else None)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from token_id_capture.cli.serving.settings import GatewaySettings, header_names
-from token_id_capture.server.wire.entries import SESSION_HEADERS
+from token_id_capture.cli.serving.settings import WorkerSettings
+from token_id_capture.server.settings import SESSION_HEADERS
 
 
-def settings(**values: object) -> GatewaySettings:
-    return GatewaySettings(**{"upstream": "http://engine:8000", "database": "/captures.db", **values})
+def settings(**values: object) -> WorkerSettings:
+    return WorkerSettings(**{"upstream": "http://engine:8000", "database": "/captures.db", **values})
 
 
 def test_a_worker_reads_the_settings_that_its_parent_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,13 +19,13 @@ def test_a_worker_reads_the_settings_that_its_parent_wrote(monkeypatch: pytest.M
     )
     for name, value in written.as_environment().items():
         monkeypatch.setenv(name, value)
-    assert GatewaySettings() == written
-    assert header_names(written.session_headers) == ("x-agent", "x-session-id")
+    assert WorkerSettings() == written
+    assert written.session_headers == ("x-agent", "x-session-id")
 
 
 def test_the_headers_of_known_harnesses_are_stored_unless_others_are_named() -> None:
-    assert header_names(settings().session_headers) == SESSION_HEADERS
-    assert header_names(" , ") == ()
+    assert settings().session_headers == SESSION_HEADERS
+    assert settings(session_headers=" , ").session_headers == ()
 
 
 @pytest.mark.parametrize("name", ["Authorization", "x-api-key", "Cookie", "proxy-authorization"])

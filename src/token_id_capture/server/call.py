@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,12 +25,13 @@ from token_id_capture.server.http.client import Client, ClientGoneError, HangUpL
 from token_id_capture.server.http.exchange import Exchanges, Response, header, is_refusal, redirection
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.prompt_ids import add_prompt_ids
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.stream import StreamedResponse
-from token_id_capture.server.wire.entries import SESSION_HEADERS, CapturedRequest, NotCapturableError, entries_from
+from token_id_capture.server.wire.entries import CapturedRequest, NotCapturableError, entries_from
 from token_id_capture.server.wire.fast_parse import BodyReader
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.redaction import client_view
-from token_id_capture.server.wire.request import CallBody, Streaming
+from token_id_capture.server.wire.request import CallBody
 from token_id_capture.server.wire.response import EngineResponse, read_response
 from token_id_capture.server.wire.synthesis import EVENT_STREAM, event_stream
 from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
@@ -39,24 +39,6 @@ from token_id_capture.sink import commit_choices, current_capture_context, mark_
 _logger = logging.getLogger(__name__)
 _MESSAGE_SHOWN = 300
 _PLAIN = "identity"
-
-
-@dataclass(frozen=True)
-class CaptureOptions:
-    """How calls are captured.
-
-    ``drain_seconds`` is how long the engine may still take to finish a call whose client hung up.
-    ``log_probs_mode`` is what the engine was started with (such as ``raw_logprobs``); no response says
-    it, so it is stored as told here. ``tokenize_prompts`` allows further requests to engines that
-    tell a prompt's ids only through their tokenizer. ``session_headers`` are the request headers
-    that are stored, in lower case.
-    """
-
-    drain_seconds: float = 600.0
-    log_probs_mode: str | None = None
-    streaming: Streaming = "auto"
-    tokenize_prompts: bool = False
-    session_headers: tuple[str, ...] = SESSION_HEADERS
 
 
 class CapturedCall:
@@ -70,7 +52,7 @@ class CapturedCall:
         *,
         engine: Engine,
         upstream: Exchanges,
-        options: CaptureOptions,
+        settings: GatewaySettings,
         known: KnownTexts,
     ) -> None:
         self._client = client
@@ -78,12 +60,12 @@ class CapturedCall:
         self._sent = [sent]  # taken out when it is sent
         self._engine = engine
         self._upstream = upstream
-        self._options = options
+        self._settings = settings
         context = current_capture_context()
         packed = context is not None and reads_packed_arrays(engine)
         self._bodies = BodyReader(known if packed else None, context.rollout_id if context is not None else "")
         self._request = CapturedRequest.of(
-            body.members, Headers(scope=client.scope), options.session_headers, options.log_probs_mode
+            body.members, Headers(scope=client.scope), settings.session_headers, settings.log_probs_mode
         )
         self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage
@@ -92,9 +74,9 @@ class CapturedCall:
     async def run(self) -> None:
         """Serve the call."""
         try:
-            await self._client.limit_after_hang_up(self._options.drain_seconds, self._serve)
+            await self._client.limit_after_hang_up(self._settings.drain_seconds, self._serve)
         except ClientGoneError:
-            detail = f"the client hung up, and the engine had not finished {self._options.drain_seconds:g} s later"
+            detail = f"the client hung up, and the engine had not finished {self._settings.drain_seconds:g} s later"
             await mark_current_call(reasons.LOST_STREAM, detail)
         except UpstreamError as error:
             await self._failed(error)
@@ -142,7 +124,7 @@ class CapturedCall:
             return
         try:
             served = read()
-            if self._options.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
+            if self._settings.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
                 await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
             entries = entries_from(context, self._request, served)
         except NotCapturableError as refused:

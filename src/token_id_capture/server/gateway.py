@@ -12,12 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
-from token_id_capture.server.call import CapturedCall, CaptureOptions
+from token_id_capture.server.call import CapturedCall
 from token_id_capture.server.engines.base import Engine
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit, RefusedRequestError
 from token_id_capture.server.http.errors import refuse_websocket, wants_websocket
 from token_id_capture.server.http.exchange import Exchanges, Response, is_refusal, redirection
 from token_id_capture.server.http.upstream import UpstreamError
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.endpoints import Kind, kind_of
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.request import CallBody
@@ -34,25 +35,20 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
-    ``body_limit`` is the longest request body in bytes. ``client_timeout`` is how many seconds a client
-    may pause within it. ``count_refusal`` is called with the error code of each request that is refused for its body.
+    ``count_refusal`` is called with the error code of each request that is refused for its body.
     """
 
     def __init__(
         self,
         upstream: Exchanges,
         engine: Engine,
+        settings: GatewaySettings | None = None,
         *,
-        body_limit: int = 64 * 2**20,
-        client_timeout: float = 300.0,
-        options: CaptureOptions | None = None,
         count_refusal: Callable[[str], None] = lambda code: None,
     ) -> None:
         self._upstream = upstream
         self._engine = engine
-        self._body_limit = body_limit
-        self._client_timeout = client_timeout
-        self._options = options or CaptureOptions()
+        self._settings = settings or GatewaySettings()
         self._count_refusal = count_refusal
         self._known = KnownTexts()
 
@@ -65,7 +61,7 @@ class Gateway:
             await client.send_error(400, problem, "invalid_target")
             return
         try:
-            body = await client.read_body(self._body_limit, longest_silence=self._client_timeout)
+            body = await client.read_body(self._settings.body_limit, longest_silence=self._settings.client_timeout)
             await self._serve(client, body)
         except ClientGoneError:
             return
@@ -84,7 +80,7 @@ class Gateway:
             if await self._announced(client):
                 await self._relay(client, body, _Outcome(f"{scope['method']} {scope['path']}"))
         else:
-            body = await client.decompressed(body, self._body_limit)
+            body = await client.decompressed(body, self._settings.body_limit)
             call = await self._captured_call(client, body)
             del body  # a long prompt need not wait for its answer
             if call is not None:
@@ -113,7 +109,7 @@ class Gateway:
         body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
         if body is None:
             return None
-        body.decide_streaming(self._engine, self._options.streaming)
+        body.decide_streaming(self._engine, self._settings.streaming)
         sent = body.for_engine(self._engine, raw)
         if sent is None:
             return None
@@ -125,7 +121,7 @@ class Gateway:
             sent,
             engine=self._engine,
             upstream=self._upstream,
-            options=self._options,
+            settings=self._settings,
             known=self._known,
         )
 

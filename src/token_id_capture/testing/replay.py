@@ -29,13 +29,13 @@ import orjson
 from starlette.types import Scope
 
 from token_id_capture.records import TokenEntry
-from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.check.in_memory import MemoryResponse, MemorySink, call_in_memory
 from token_id_capture.server.engines.base import Endpoint, Engine
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.exchange import Response
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
 from token_id_capture.server.middleware import TokenCaptureMiddleware
+from token_id_capture.server.settings import GatewaySettings
 
 Cut: TypeAlias = Callable[[bytes], Iterable[bytes]]
 """How a payload is divided into the chunks that arrive."""
@@ -180,7 +180,7 @@ async def replay(
     request: bytes | None = None,
     cut: Cut = whole,
     answers: Mapping[str, Recording] | None = None,
-    options: CaptureOptions | None = None,
+    settings: GatewaySettings | None = None,
     breaks: bool = False,
 ) -> Replayed:
     """Make the call of a recording through a gateway with this engine adapter.
@@ -189,7 +189,7 @@ async def replay(
     fields. ``answers`` are what the engine answers on other paths.
     """
     recorded = RecordedEngine(recording, cut, answers or {}, breaks)
-    gateway = Gateway(recorded, engine, options=options)
+    gateway = Gateway(recorded, engine, settings)
     return await replay_through(gateway, recorded, recording.plain_request(engine) if request is None else request)
 
 
@@ -213,7 +213,7 @@ async def assert_replays(
     make_engine: Callable[[], Engine],
     *,
     answers: Mapping[str, Recording] | None = None,
-    options: CaptureOptions | None = None,
+    settings: GatewaySettings | None = None,
 ) -> Replayed:
     """Replay a call whole, byte by byte and in chunks, and hold the gateway's promises against what became of it.
 
@@ -223,7 +223,7 @@ async def assert_replays(
     """
 
     async def replayed(cut: Cut) -> Replayed:
-        return await replay(recording, make_engine(), cut=cut, answers=answers, options=options)
+        return await replay(recording, make_engine(), cut=cut, answers=answers, settings=settings)
 
     name = recording.name
     first = await replayed(whole)

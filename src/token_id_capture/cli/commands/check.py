@@ -25,6 +25,7 @@ from token_id_capture.cli.serving.options import (
     UpstreamOption,
 )
 from token_id_capture.cli.serving.probe import SAID, checked, told
+from token_id_capture.server import defaults
 
 if TYPE_CHECKING:
     from token_id_capture.server.check.check import CheckResult
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 def check(
     upstream: UpstreamOption,
-    engine: EngineOption = "auto",
-    streaming: StreamingOption = "auto",
+    engine: EngineOption = defaults.ENGINE,
+    streaming: StreamingOption = defaults.STREAMING,
     tokenize_prompts: TokenizePromptsOption = False,
     upstream_api_key_file: UpstreamKeyOption = None,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long each call may take.")] = 120.0,

@@ -34,9 +34,10 @@ from token_id_capture.cli.serving.options import (
 )
 from token_id_capture.cli.serving.probe import checked, told
 from token_id_capture.errors import ConfigurationError
+from token_id_capture.server import defaults
 
 if TYPE_CHECKING:
-    from token_id_capture.cli.serving.settings import GatewaySettings
+    from token_id_capture.cli.serving.settings import WorkerSettings
 
 _PROBE_SECONDS = 5.0
 _CHECK_SECONDS = 120.0
@@ -48,13 +49,13 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8400,
     workers: WorkersOption = 1,
-    engine: EngineOption = "auto",
-    streaming: StreamingOption = "auto",
+    engine: EngineOption = defaults.ENGINE,
+    streaming: StreamingOption = defaults.STREAMING,
     tokenize_prompts: TokenizePromptsOption = False,
     api_key_file: KeyOption = None,
     upstream_api_key_file: UpstreamKeyOption = None,
     insecure: InsecureOption = False,
-    max_concurrent_calls: ConcurrencyOption = 4096,
+    max_concurrent_calls: ConcurrencyOption = defaults.MAX_CONCURRENT_CALLS,
     shutdown_seconds: ShutdownOption = 30,
     log_format: LogFormatOption = "text",
     access_log: AccessLogOption = False,
@@ -109,17 +110,17 @@ def _checked(key_file: Path | None) -> str | None:
     return str(key_file.absolute())
 
 
-def _settings(**options: Any) -> GatewaySettings:
+def _settings(**options: Any) -> WorkerSettings:
     from pydantic import ValidationError
 
-    from token_id_capture.cli.serving.settings import GatewaySettings
+    from token_id_capture.cli.serving.settings import WorkerSettings
     from token_id_capture.server.engines import make_engine
     from token_id_capture.server.http.upstream import parse_upstream
 
     parse_upstream(options["upstream"])
     make_engine(options["engine"])
     try:
-        return GatewaySettings(**options)
+        return WorkerSettings(**options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(f"TOKCAP_{str(first['loc'][0]).upper()}: {first['msg']}") from error
@@ -136,7 +137,7 @@ def _check_upstream(url: str) -> None:
         fail(f"nothing listens at {url} ({problem}): start the engine first, or use --no-check")
 
 
-def _check_engine(settings: GatewaySettings) -> GatewaySettings:
+def _check_engine(settings: WorkerSettings) -> WorkerSettings:
     """The settings with what the check found out: which engine it is, and how to ask it for streams."""
     from token_id_capture.cli.serving.logs import announce
 

@@ -117,4 +117,7 @@ def _worth_saying(record: logging.LogRecord) -> bool:
         record.msg, record.args = "a call was cut off by the end of the server; its open intent says so", None
         record.exc_info = None
         return True
+    if record.name == "uvicorn.error" and message.startswith("Traceback"):
+        # Why the application could not start, as Starlette hands it on: its last line is for people.
+        record.msg, record.args = message.strip().splitlines()[-1], None
     return not message.startswith(_EXPECTED)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 import typer
 
 from token_id_capture.cli.options import LogFormat
-
-StreamingChoice: TypeAlias = Literal["auto", "always", "never"]
+from token_id_capture.server.defaults import Streaming
 
 UpstreamOption = Annotated[
     str,
@@ -24,7 +23,7 @@ EngineOption = Annotated[
     ),
 ]
 StreamingOption = Annotated[
-    StreamingChoice,
+    Streaming,
     typer.Option(
         envvar="TOKCAP_STREAMING",
         help="Whether a stream is also asked of the engine. If not, the client's is made from the whole response; "

@@ -11,7 +11,7 @@ from token_id_capture.cli.serving.keys import read_key
 
 if TYPE_CHECKING:
     from token_id_capture.server.check.check import CheckResult, ModeResult
-    from token_id_capture.server.wire.request import Streaming
+    from token_id_capture.server.defaults import Streaming
 
 SAID: Final = {"captured": "exact", "not_captured": "not captured", "refused": "not served", "failed": "failed"}
 
@@ -29,17 +29,17 @@ async def checked(
     Raises:
         ConfigurationError: the address, the engine or the key cannot be used.
     """
-    from token_id_capture.server.call import CaptureOptions
     from token_id_capture.server.check.check import check_engine
     from token_id_capture.server.http.upstream import Upstream
+    from token_id_capture.server.settings import GatewaySettings
 
     # Why something is not captured is what the check tells.
     logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
     key = None if key_file is None else read_key(str(key_file))
     connections = Upstream(upstream, read_timeout=seconds, api_key=key, keep_alive=False)
-    options = CaptureOptions(streaming=streaming, tokenize_prompts=tokenize_prompts)
+    settings = GatewaySettings(streaming=streaming, tokenize_prompts=tokenize_prompts)
     try:
-        return await check_engine(connections, engine, options, seconds=seconds)
+        return await check_engine(connections, engine, settings, seconds=seconds)
     finally:
         await connections.close()
 

@@ -22,7 +22,7 @@ import uvicorn
 
 from token_id_capture.cli.serving.keys import read_key
 from token_id_capture.cli.serving.logs import log_to_stderr
-from token_id_capture.cli.serving.settings import GatewaySettings, header_names
+from token_id_capture.cli.serving.settings import WorkerSettings
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server.listener import BACKLOG
 
@@ -87,7 +87,7 @@ def run_worker(listener: socket.socket, shutdown_seconds: int, health: Connectio
 
 def worker_app() -> ASGIApp:
     """The application of one worker, with the settings of its environment."""
-    settings = GatewaySettings()
+    settings = WorkerSettings()
     log_to_stderr(settings.log_format, access_log=settings.access_log)
     _stop_with_parent()
     try:
@@ -101,7 +101,7 @@ def worker_app() -> ASGIApp:
     return app
 
 
-def _app(settings: GatewaySettings) -> ASGIApp:
+def _app(settings: WorkerSettings) -> ASGIApp:
     from token_id_capture.server.app import create_app
     from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
 
@@ -109,22 +109,14 @@ def _app(settings: GatewaySettings) -> ASGIApp:
     api_key, upstream_api_key = (
         None if path is None else read_key(path) for path in (settings.api_key_file, settings.upstream_api_key_file)
     )
+    calls = _possible(settings.max_concurrent_calls, _allow_many_files())
     return create_app(
         settings.upstream,
         TokenCaptureStore(settings.database),
         engine=settings.engine,
-        body_limit=settings.body_limit,
-        client_timeout=settings.client_timeout,
-        drain_seconds=settings.drain_seconds,
-        connect_timeout=settings.connect_timeout,
-        read_timeout=settings.read_timeout,
-        log_probs_mode=settings.log_probs_mode,
-        streaming=settings.streaming,
-        tokenize_prompts=settings.tokenize_prompts,
-        session_headers=header_names(settings.session_headers),
+        settings=settings.model_copy(update={"max_concurrent_calls": calls}),
         api_key=api_key,
         upstream_api_key=upstream_api_key,
-        max_concurrent_calls=_possible(settings.max_concurrent_calls, _allow_many_files()),
     )
 
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
 from token_id_capture.reasons import split_reason
-from token_id_capture.server.call import CaptureOptions
 from token_id_capture.server.check.advice import advice
 from token_id_capture.server.check.detect import FoundEngine, find_engine
 from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
+from token_id_capture.server.defaults import ENGINE, Streaming
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.exchange import Exchanges
 from token_id_capture.server.middleware import TokenCaptureMiddleware
-from token_id_capture.server.wire.request import Streaming
+from token_id_capture.server.settings import GatewaySettings
 
 Outcome: TypeAlias = Literal["captured", "not_captured", "refused", "failed"]
 
@@ -82,7 +82,7 @@ class CheckResult:
 
 
 async def check_engine(
-    exchanges: Exchanges, engine: str = "auto", options: CaptureOptions | None = None, *, seconds: float = 120.0
+    exchanges: Exchanges, engine: str = ENGINE, settings: GatewaySettings | None = None, *, seconds: float = 120.0
 ) -> CheckResult:
     """Ask the engine who it is, and try each of ``MODES``; each may take ``seconds``.
 
@@ -91,20 +91,20 @@ async def check_engine(
     Raises:
         ConfigurationError: there is no such engine.
     """
-    options = options or CaptureOptions()
+    settings = settings or GatewaySettings()
     found = await find_engine(exchanges)
-    name = found.engine or "auto" if engine == "auto" else engine
+    name = found.engine or ENGINE if engine == ENGINE else engine
     check = _Check(exchanges, name, found.model, seconds)
     make_engine(name)
     if not found.reached:
-        return CheckResult(found, name, options.streaming, ())
-    results = {mode: await check.tried(mode, options) for mode in MODES}
-    if options.streaming == "auto" and _only_streams_fail(results):
-        whole = replace(options, streaming="never")
+        return CheckResult(found, name, settings.streaming, ())
+    results = {mode: await check.tried(mode, settings) for mode in MODES}
+    if settings.streaming == "auto" and _only_streams_fail(results):
+        whole = settings.model_copy(update={"streaming": "never"})
         again = {mode: await check.tried(mode, whole) for mode in MODES if "streamed" in mode}
         if all(result.outcome == "captured" for mode, result in again.items() if results[mode].outcome != "refused"):
             return CheckResult(found, name, "never", tuple({**results, **again}.values()))
-    return CheckResult(found, name, options.streaming, tuple(results.values()))
+    return CheckResult(found, name, settings.streaming, tuple(results.values()))
 
 
 def _only_streams_fail(results: Mapping[str, ModeResult]) -> bool:
@@ -119,11 +119,11 @@ class _Check:
         self._model = {} if model is None else {"model": model}
         self._seconds = seconds
 
-    async def tried(self, mode: str, options: CaptureOptions) -> ModeResult:
+    async def tried(self, mode: str, settings: GatewaySettings) -> ModeResult:
         """Make the call of one mode."""
         path, request = MODES[mode]
         sink = MemorySink()
-        gateway = Gateway(self._exchanges, make_engine(self._engine), options=options)
+        gateway = Gateway(self._exchanges, make_engine(self._engine), settings)
         app = TokenCaptureMiddleware(gateway, sink=sink)
         try:
             async with asyncio.timeout(self._seconds):

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Final
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from token_id_capture.protocols import TokenSink
 from token_id_capture.server.http.errors import send_error
@@ -28,38 +30,41 @@ PROBE_PATHS: Final = (HEALTH, READINESS)
 
 
 class Operations:
-    """Answers ``GET`` on the operator's paths; all else goes to ``app``."""
+    """The operator's routes; each answers ``GET``."""
 
-    def __init__(self, app: ASGIApp, readiness: Readiness, metrics: GatewayMetrics, sink: TokenSink | None) -> None:
-        self._app = app
+    def __init__(self, readiness: Readiness, metrics: GatewayMetrics, sink: TokenSink | None) -> None:
         self._readiness = readiness
         self._metrics = metrics
         self._sink = sink
-        self._answers = {HEALTH: self._health, READINESS: self._ready, METRICS: self._render}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._answers.get(scope["path"]) if scope["type"] == "http" else None
-        if answer is None:
-            await self._app(scope, receive, send)
-        elif scope["method"] not in ("GET", "HEAD"):
-            await send_error(scope, receive, send, 405, "Use GET here.", "method_not_allowed", allow="GET, HEAD")
-        else:
-            response = await answer()
-            await response(scope, receive, send)
+    def routes(self) -> list[Route]:
+        """For each path its answer, then a refusal of the other methods in the gateway's own form."""
+        answers = {HEALTH: self._health, READINESS: self._ready, METRICS: self._render}
+        return [
+            *(Route(path, answer, methods=["GET"]) for path, answer in answers.items()),
+            *(Route(path, _UseGet()) for path in answers),
+        ]
 
-    async def _health(self) -> Response:
+    async def _health(self, request: Request) -> Response:
         return _status(200, {"status": "ok"})
 
-    async def _ready(self) -> Response:
+    async def _ready(self, request: Request) -> Response:
         problems = await self._readiness.problems()
         if problems:
             return _status(503, {"status": "not ready", "problems": problems})
         return _status(200, {"status": "ready"})
 
-    async def _render(self) -> Response:
+    async def _render(self, request: Request) -> Response:
         wal_bytes = self._sink.wal_bytes() if isinstance(self._sink, WatchedSink) else None
         text = await asyncio.to_thread(self._metrics.render, wal_bytes)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+
+
+class _UseGet:
+    """Refuses every other method. An application of its own, as a function would be a route for ``GET``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_error(scope, receive, send, 405, "Use GET here.", "method_not_allowed", allow="GET, HEAD")
 
 
 def _status(status: int, body: Mapping[str, object]) -> Response:

@@ -78,18 +78,6 @@ SAMPLING_FIELDS: Final[Set[str]] = {
 }
 """The fields of a request that say how to sample; those that are present are stored."""
 
-SESSION_HEADERS: Final = (
-    "session-id",
-    "thread-id",
-    "x-claude-code-agent-id",
-    "x-claude-code-session-id",
-    "x-codex-parent-thread-id",
-    "x-openai-subagent",
-    "x-parent-session-id",
-    "x-session-id",
-)
-"""Headers by which harnesses tell their sessions and sub-agents apart; by default those present are stored."""
-
 _SPELLED_ID = re.compile(r"token_id:([0-9]{1,10})")
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import orjson
 
+from token_id_capture.server.defaults import Streaming
 from token_id_capture.server.engines.base import Endpoint, Engine
 from token_id_capture.server.text.json_splice import set_members
 from token_id_capture.server.wire.endpoints import expected_choices
-
-Streaming: TypeAlias = Literal["auto", "always", "never"]
-"""Whether the engine is asked for a stream where the client wants one: ``auto`` leaves it to the engine adapter."""
 
 _TRUE: Final = (True, "true", "True", "1")  # as engines that validate with pydantic read it
 

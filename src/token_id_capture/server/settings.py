@@ -1,0 +1,80 @@
+"""Every setting of the gateway, each with its one default and its limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_settings import NoDecode
+
+from token_id_capture.server.defaults import MAX_CONCURRENT_CALLS, STREAMING, Streaming
+
+SESSION_HEADERS: Final = (
+    "session-id",
+    "thread-id",
+    "x-claude-code-agent-id",
+    "x-claude-code-session-id",
+    "x-codex-parent-thread-id",
+    "x-openai-subagent",
+    "x-parent-session-id",
+    "x-session-id",
+)
+"""Headers by which harnesses tell their sessions and sub-agents apart; by default those present are stored."""
+
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+
+
+class GatewaySettings(BaseModel):
+    """How the gateway serves and captures. Times are in seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    body_limit: int = Field(64 * 2**20, gt=0, description="The longest request body, in bytes.")
+    client_timeout: float = Field(
+        300.0, gt=0, le=86_400, description="How long a client may send nothing of its request, or take nothing."
+    )
+    drain_seconds: float = Field(
+        600.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="How long the engine may still take to finish a call whose client hung up.",
+    )
+    connect_timeout: float = Field(
+        10.0, gt=0, allow_inf_nan=False, description="How long connecting to the engine may take."
+    )
+    read_timeout: float = Field(
+        3600.0, gt=0, allow_inf_nan=False, description="The longest silence of the engine within a response."
+    )
+    log_probs_mode: str | None = Field(
+        None,
+        description="What the engine was started with, such as raw_logprobs; stored with each call, as no response "
+        "says it.",
+    )
+    streaming: Streaming = Field(
+        STREAMING,
+        description="Whether a stream is also asked of the engine: auto (where it has ids), always or never.",
+    )
+    tokenize_prompts: bool = Field(
+        False, description="Ask the engine's tokenizer for prompt ids that its responses lack: more requests a call."
+    )
+    session_headers: Annotated[tuple[str, ...], NoDecode] = Field(
+        SESSION_HEADERS, description="The request headers that are stored, separated by commas."
+    )
+    max_concurrent_calls: int = Field(
+        MAX_CONCURRENT_CALLS,
+        ge=0,
+        description="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
+    )
+
+    @field_validator("session_headers", mode="before")
+    @classmethod
+    def _split(cls, names: Any) -> Any:
+        return tuple(filter(None, (name.strip() for name in names.split(",")))) if isinstance(names, str) else names
+
+    @field_validator("session_headers")
+    @classmethod
+    def _without_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        lower = tuple(name.lower() for name in names)
+        if secret := _SECRET_HEADERS & set(lower):
+            raise ValueError(f"{', '.join(sorted(secret))} would be stored in the database for all who can read it")
+        return lower
