@@ -9,8 +9,8 @@
 Inside the three largest packages the same holds::
 
     store: {codec, file, outcome_order} <- schema <- read <- write <- {maintain, store}
-    server: text <- engines <- wire <- http <- {continuity, listener, middleware, prompt_ids, stream} <- call
-        <- gateway <- {app, check}
+    server: {defaults, text} <- {engines, settings} <- wire <- http
+        <- {continuity, listener, middleware, prompt_ids, stream} <- call <- gateway <- {app, check}
     cli: options <- {output, serving} <- {commands, demo} <- main
 """
 
@@ -57,8 +57,8 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"maintain", "store"}),
     ),
     "server": (
-        frozenset({"text"}),
-        frozenset({"engines"}),
+        frozenset({"defaults", "text"}),
+        frozenset({"engines", "settings"}),
         frozenset({"wire"}),
         frozenset({"http"}),
         frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream"}),

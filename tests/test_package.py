@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -95,3 +97,21 @@ def test_the_package_says_that_it_is_typed() -> None:
 def test_the_distribution_installs_the_command() -> None:
     scripts = metadata.distribution("token-id-capture").entry_points.select(group="console_scripts")
     assert [(script.name, script.value) for script in scripts] == [("tokcap", "token_id_capture.cli.main:main")]
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    sources = Path(token_id_capture.__file__).parent.rglob("*.py")
+    nodes = [node for path in sources for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    libraries = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"token_id_capture"}
+    assert "pydantic" in libraries
+    requirements = metadata.requires("token-id-capture") or []
+    declared = {re.split(r"[^\w-]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+    distributions = metadata.packages_distributions()
+    undeclared = {
+        library
+        for library in libraries
+        if not {name.lower().replace("_", "-") for name in distributions[library]} & declared
+    }
+    assert not undeclared
