@@ -8,11 +8,13 @@ both. A framework with a transport of its own installs its own; the suite in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
+from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry
+from token_id_capture.tokens import TokenIds
 
 SINK_METHODS: Final = ("put", "mark_incomplete", "close")
 SOURCE_METHODS: Final = ("freeze", "drop", "close")
@@ -85,6 +87,28 @@ class CallIntents(Protocol):
         """End an intent whose call the engine refused before it generated anything: it is no hole.
 
         Unknown intents and intents that ended already are left as they are.
+        """
+        ...
+
+
+@runtime_checkable
+class RemembersHistories(Protocol):
+    """Optional extension of a sink, without which there is no ``--continuity``: open rollouts can be asked
+    which of their calls a request continues."""
+
+    async def put(self, entry: TokenEntry, history: HistoryLink | None = None) -> None:
+        """``put`` of ``TokenSink``; with ``history`` the entry can be found again, from when it is durable."""
+        ...
+
+    async def find_calls(self, rollout_id: str, chains: Sequence[bytes]) -> list[KnownCall]:
+        """The calls of an open rollout that were stored under one of these chains, by any process."""
+        ...
+
+    async def sequence_of(self, rollout_id: str, model_call_id: str) -> TokenIds | None:
+        """The prompt and generation of a stored call; None if there is none.
+
+        Raises:
+            CorruptCaptureError: stored tokens do not match their digest.
         """
         ...
 

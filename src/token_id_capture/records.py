@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from token_id_capture.errors import InvalidEntryError
+from token_id_capture.provenance import Continuity
 from token_id_capture.tokens import LogProbs, TokenIds
 
 TOKEN_ENTRY_RECORD_SCHEMA_VERSION: Final = 1
@@ -136,6 +137,7 @@ class TokenEntry(BaseModel):
     weight_version: str | None = None
     sampling: dict[str, Any] | None = None
     log_probs_mode: str | None = None
+    continuity: Continuity | None = None
 
     @field_validator("schema_version")
     @classmethod

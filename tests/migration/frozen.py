@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from token_id_capture.errors import RolloutFrozenError
+from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file.revision import HEAD_REVISION
@@ -48,7 +49,10 @@ DELIVERED = (entry("delivered", "only", [1], [2]),)
 
 async def fill(store: TokenCaptureStore) -> None:
     """Rollouts in every state, with flags, intents, outcomes and a late write."""
-    for call in (*OPEN, *MASKED, *DELIVERED, entry("retired", "only", [1], [2])):
+    for call in OPEN:
+        chain = call.model_call_id.encode().ljust(16, b"-")
+        await store.put(call, HistoryLink(chain, reasoning=b"", call_ids=b"", ended=call.finish_reason is not None))
+    for call in (*MASKED, *DELIVERED, entry("retired", "only", [1], [2])):
         await store.put(call)
     await store.begin_call("open", "lost")
     await store.begin_call("open", "refused")

@@ -85,6 +85,26 @@ class PackedEntry:
         }
 
 
+def validated(entry: TokenEntry) -> TokenEntry:
+    """The entry as it may be stored.
+
+    Raises:
+        TypeError: it is none.
+        InvalidEntryError: it was changed into something that is none.
+    """
+    # model_copy(update=...) and assignments go past validation; what they leave must not be stored.
+    if not isinstance(entry, TokenEntry):
+        raise TypeError(f"put takes a TokenEntry, not {type(entry).__name__}")
+    if entry.is_sound():
+        return entry
+    try:
+        return TokenEntry.model_validate(dict(entry))
+    except ValueError as error:
+        raise InvalidEntryError(
+            f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} cannot be stored: {error}"
+        ) from error
+
+
 def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
     """Make an entry ready to store; ``known`` is the stored call that its prompt continues, if any.
 

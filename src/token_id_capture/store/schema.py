@@ -139,6 +139,19 @@ call_intents = Table(
     sqlite_strict=True,
 )
 
+call_histories = Table(
+    "call_histories",
+    metadata,
+    Column("rollout_id", TEXT, ForeignKey("rollouts.rollout_id"), primary_key=True, nullable=False),
+    Column("chain", BLOB, primary_key=True, nullable=False, comment="hash of the conversation up to the call's answer"),
+    Column("model_call_id", TEXT, primary_key=True, nullable=False),
+    Column("reasoning", BLOB, nullable=False, comment="digest of the answer's reasoning; empty if it has none"),
+    Column("call_ids", BLOB, nullable=False, comment="digest of the ids of its tool calls; empty if it has none"),
+    Column("ended", INTEGER, CheckConstraint("ended IN (0, 1)"), nullable=False, comment="0: the policy was cut off"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
 incomplete_flags = Table(
     "incomplete_flags",
     metadata,

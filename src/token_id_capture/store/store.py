@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
@@ -17,16 +17,17 @@ import orjson
 from sqlalchemy.exc import DBAPIError
 
 from token_id_capture import reasons
-from token_id_capture.errors import InvalidEntryError, RolloutRetiredError, StoreClosedError
+from token_id_capture.errors import RolloutRetiredError, StoreClosedError
 from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry, validate_rollout_id
-from token_id_capture.store.codec import pack, unpack_rollout
+from token_id_capture.store.codec import pack, unpack_rollout, validated
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import translated
 from token_id_capture.store.file.location import database_path, missing
 from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
-from token_id_capture.store.read import listing, queries
+from token_id_capture.store.read import histories, listing, queries
 from token_id_capture.store.read.connections import Reader
 from token_id_capture.store.read.listing import EVERY_ROLLOUT, RolloutFilter
 from token_id_capture.store.read.summaries import RolloutDetail, RolloutSummary
@@ -37,6 +38,7 @@ from token_id_capture.store.write.prefix_cache import RecentSequences
 from token_id_capture.store.write.probe import probe
 from token_id_capture.store.write.queue import Batch, Job, Operation, one_by_one
 from token_id_capture.store.write.writer import FREE_SPACE_FLOOR, Limits, Writer
+from token_id_capture.tokens import TokenIds
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
 _FREEZE: Final = one_by_one(snapshot.freeze)
@@ -143,14 +145,14 @@ class TokenCaptureStore:
 
     # The sink
 
-    async def put(self, entry: TokenEntry) -> None:
+    async def put(self, entry: TokenEntry, history: HistoryLink | None = None) -> None:
         """Store one call; durable and visible to every process when this returns."""
         writer = self._live_writer()
-        entry = _validated(entry)
+        entry = validated(entry)
         key = entry.rollout_id, entry.model_call_id
         known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
         packed = pack(entry, known[1] if known else None)
-        put = writes.Put(packed, known[0] if known else None, self._begun.get(key))
+        put = writes.Put(packed, known[0] if known else None, self._begun.get(key), history)
         incarnation = await writer.submit(writes.put_entries, put, packed.size)
         # Not before: a put that fails may be tried again.
         self._begun.pop(key, None)
@@ -173,6 +175,21 @@ class TokenCaptureStore:
         """End the intent of a call that the engine refused before it generated anything."""
         self._begun.pop((rollout_id, model_call_id), None)
         await self._write(writes.refuse_calls, writes.Call(validate_rollout_id(rollout_id), model_call_id, detail))
+
+    async def find_calls(self, rollout_id: str, chains: Sequence[bytes]) -> list[KnownCall]:
+        """The calls of an open rollout that were stored with one of these chains."""
+        if not chains:
+            return []
+        return await self._read_tokens(TokenReader.read, histories.find_calls, validate_rollout_id(rollout_id), chains)
+
+    async def sequence_of(self, rollout_id: str, model_call_id: str) -> TokenIds | None:
+        """The prompt and generation of a call; None if it is not stored."""
+        known = self._recent.sequence_of(rollout_id, model_call_id)
+        if known is not None:
+            return known
+        return await self._read_tokens(
+            TokenReader.read, histories.sequence_of, validate_rollout_id(rollout_id), model_call_id
+        )
 
     # The source
 
@@ -368,20 +385,6 @@ def _nothing(batch: Batch, jobs: list[Job]) -> None:
 
 
 _NOTHING: Final[Operation] = _nothing
-
-
-def _validated(entry: TokenEntry) -> TokenEntry:
-    # model_copy(update=...) and assignments go past validation; what they leave must not be stored.
-    if not isinstance(entry, TokenEntry):
-        raise TypeError(f"put takes a TokenEntry, not {type(entry).__name__}")
-    if entry.is_sound():
-        return entry
-    try:
-        return TokenEntry.model_validate(dict(entry))
-    except ValueError as error:
-        raise InvalidEntryError(
-            f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} cannot be stored: {error}"
-        ) from error
 
 
 def _call_id(model_call_id: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import orjson
@@ -13,8 +13,9 @@ from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, StorageFullError
+from token_id_capture.provenance import HistoryLink
 from token_id_capture.store.codec import PackedEntry, longest_prefix
-from token_id_capture.store.schema import call_intents, entries, incomplete_flags, late_writes, rollouts
+from token_id_capture.store.schema import call_histories, call_intents, entries, incomplete_flags, late_writes, rollouts
 from token_id_capture.store.write.queue import Batch, Job
 from token_id_capture.store.write.statements import Statement
 
@@ -30,6 +31,7 @@ class Put:
     entry: PackedEntry
     prefix_incarnation: str | None
     begun_incarnation: str | None
+    history: HistoryLink | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,6 +97,7 @@ _SELECT_CANDIDATES = Statement(
 )
 _INSERT_ROLLOUT = Statement(insert(rollouts), ["rollout_id", "incarnation", "state", "version", "opened_at"])
 _INSERT_ENTRY = Statement(insert(entries))
+_INSERT_HISTORY = Statement(insert(call_histories))
 _new_intent = insert(call_intents)
 # A call that is still open stays as it is; one that was refused and begins again is open again.
 _INSERT_INTENT = Statement(
@@ -170,15 +173,23 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
         # Not before: the first payload, and with it the rollout, may be of this group.
         _flag(batch, conflict)
     if accepted:
-        _insert_entries(batch, [job.payload.entry for job in accepted])
+        _insert_entries(batch, [job.payload for job in accepted])
     if repeated:
         # The call may have begun again since it was stored.
         _DELETE_INTENTS.run(batch.connection, {"keys": _keys(repeated)})
 
 
-def _insert_entries(batch: Batch, accepted: list[PackedEntry]) -> None:
-    _INSERT_ENTRY.run_many(batch.connection, [entry.row(batch.now, batch.writer_id) for entry in accepted])
-    _DELETE_INTENTS.run(batch.connection, {"keys": _keys(accepted)})
+def _insert_entries(batch: Batch, accepted: list[Put]) -> None:
+    rows = [put.entry.row(batch.now, batch.writer_id) for put in accepted]
+    _INSERT_ENTRY.run_many(batch.connection, rows)
+    _INSERT_HISTORY.run_many(
+        batch.connection, [_history_row(put.entry, put.history) for put in accepted if put.history]
+    )
+    _DELETE_INTENTS.run(batch.connection, {"keys": _keys(put.entry for put in accepted)})
+
+
+def _history_row(entry: PackedEntry, history: HistoryLink) -> dict[str, Any]:
+    return {"rollout_id": entry.rollout_id, "model_call_id": entry.model_call_id, **asdict(history)}
 
 
 def _point_to_prefix(batch: Batch, put: Put, rollout: Rollout) -> None:

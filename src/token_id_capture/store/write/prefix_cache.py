@@ -45,6 +45,15 @@ class RecentSequences:
                 return incarnation, sequence
         return None
 
+    def sequence_of(self, rollout_id: str, model_call_id: str) -> TokenIds | None:
+        """The prompt and generation of a call, if it is remembered."""
+        with self._lock:
+            _, sequences = self._rollouts.get(rollout_id, ("", []))
+        return next(
+            (TokenIds.joined(one.prompt, one.generation) for one in sequences if one.model_call_id == model_call_id),
+            None,
+        )
+
     def remember(self, incarnation: str, packed: PackedEntry) -> None:
         """Add a call that is stored now."""
         if not packed.generation:

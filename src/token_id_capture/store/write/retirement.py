@@ -10,6 +10,7 @@ from sqlalchemy import Table, and_, bindparam, column, delete, exists, func, sel
 
 from token_id_capture import reasons
 from token_id_capture.store.schema import (
+    call_histories,
     call_intents,
     entries,
     incomplete_flags,
@@ -65,6 +66,7 @@ _DELETE_CONTENT = (
     _of_listed(entries),
     _of_listed(incomplete_flags),
     _of_listed(call_intents),
+    _of_listed(call_histories),
 )
 _DELETE_LATE_WRITES = _of_listed(late_writes)
 _DELETE_ROLLOUTS = _of_listed(rollouts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, insert, literal, select, text, update
+from sqlalchemy import bindparam, delete, func, insert, literal, select, text, update
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
@@ -13,6 +13,7 @@ from token_id_capture.store.outcome_order import NEWEST_FIRST
 from token_id_capture.store.schema import (
     ENTRY_COLUMNS,
     build_outcomes,
+    call_histories,
     call_intents,
     entries,
     incomplete_flags,
@@ -111,6 +112,7 @@ _COPY_OPEN_INTENTS = Statement(
         .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
     )
 )
+_FORGET_HISTORIES = Statement(delete(call_histories).where(call_histories.c.rollout_id == bindparam("rollout")))
 _INSERT_HEAD = Statement(insert(snapshots))
 _SELECT_OUTCOME = Statement(
     select(build_outcomes.c.outcome)
@@ -169,6 +171,7 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
     }
     _INSERT_HEAD.run(connection, values)
     _FREEZE_ROLLOUT.run(connection, parameters)
+    _FORGET_HISTORIES.run(connection, parameters)
     return head
 
 

@@ -1,0 +1,69 @@
+"""Which stored call a request continues, and the tokens of one call.
+
+Plain SQL, as in ``queries``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from token_id_capture.errors import CorruptCaptureError
+from token_id_capture.provenance import HistoryLink, KnownCall
+from token_id_capture.store.read.queries import Execute
+from token_id_capture.tokens import TokenIds
+
+_CHAINS_AT_ONCE: Final = 256
+
+_CALLS = """
+    SELECT h.model_call_id, h.chain, h.reasoning, h.call_ids, h.ended, e.sequence_length, e.rowid
+    FROM call_histories AS h
+    CROSS JOIN entries AS e ON e.rollout_id = h.rollout_id AND e.model_call_id = h.model_call_id
+    WHERE h.rollout_id = :rollout AND h.chain IN ({chains})
+"""
+_PARTS = """
+    WITH RECURSIVE above(call_id, distance) AS (
+        SELECT :call, 0
+        UNION ALL
+        SELECT e.prefix_call_id, above.distance + 1 FROM above
+          JOIN entries AS e ON e.rollout_id = :rollout AND e.model_call_id = above.call_id
+         WHERE e.prefix_call_id IS NOT NULL)
+    SELECT e.prompt_suffix, e.generation, e.sequence_digest FROM above
+      JOIN entries AS e ON e.rollout_id = :rollout AND e.model_call_id = above.call_id
+     ORDER BY above.distance DESC
+"""
+
+
+def find_calls(execute: Execute, rollout_id: str, chains: Sequence[bytes]) -> list[KnownCall]:
+    """The calls of an open rollout that are remembered under one of these chains."""
+    found: list[KnownCall] = []
+    for start in range(0, len(chains), _CHAINS_AT_ONCE):
+        some = list(chains[start : start + _CHAINS_AT_ONCE])
+        # Few different texts, so that the driver finds them prepared.
+        some += some[:1] * ((1 << (len(some) - 1).bit_length()) - len(some))
+        names = {f"c{place}": chain for place, chain in enumerate(some)}
+        statement = _CALLS.format(chains=", ".join(f":{name}" for name in names))
+        for call, chain, reasoning, call_ids, ended, length, order in execute(
+            statement, {"rollout": rollout_id, **names}
+        ).fetchall():
+            found.append(KnownCall(call, HistoryLink(chain, reasoning, call_ids, bool(ended)), length, order))
+    return found
+
+
+def sequence_of(execute: Execute, rollout_id: str, model_call_id: str) -> TokenIds | None:
+    """The prompt and generation of a call; None if it is not stored.
+
+    Raises:
+        CorruptCaptureError: they do not match their digest.
+    """
+    parts = execute(_PARTS, {"rollout": rollout_id, "call": model_call_id}).fetchall()
+    if not parts:
+        return None
+    sequence = b"".join(piece for suffix, generation, _ in parts for piece in (suffix, generation))
+    if hashlib.sha256(sequence).digest() != parts[-1][2]:
+        raise CorruptCaptureError(
+            f"call {model_call_id!r} of rollout {rollout_id!r} is damaged: its tokens do not match the digest stored "
+            "with them. Do not train on this rollout; run tokcap verify on the database."
+        )
+    return TokenIds.from_bytes(sequence)
