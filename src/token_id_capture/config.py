@@ -64,6 +64,14 @@ class TokenIdCaptureSettings(BaseModel):
             )
         return self
 
+    def too_many_masked(self, masked: int, finalized: int) -> bool:
+        """Whether a batch must stop: of ``finalized`` rollouts, enough to count, more are masked than allowed.
+
+        ``tokcap finalize`` and ``finalize.batch`` ask it after each row; ask it in a loop of your own, too.
+        """
+        limit = self.max_mask_fraction
+        return limit is not None and finalized >= self.mask_fraction_min_samples and masked > limit * finalized
+
 
 class TokenIdCaptureConfig(BaseModel):
     """The block and the one top-level key that it falls back to, out of a whole configuration.

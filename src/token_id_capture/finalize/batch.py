@@ -10,12 +10,13 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from token_id_capture import reasons
+from token_id_capture.config import TokenIdCaptureSettings
 from token_id_capture.consumer import build_from_source, record_build, retire_snapshot
 from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
 from token_id_capture.finalize.carried import build_of_carried_tokens
@@ -36,14 +37,13 @@ IN_FLIGHT: Final = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """What to write where, and when to stop."""
+    """What to write where. Of ``settings``, the configuration block, the limits of masked rows say when to stop."""
 
     output: Path
-    row_format: RowFormat
-    retire: bool
-    max_mask_fraction: float | None
-    mask_fraction_min_samples: int
-    id_field: str | None
+    row_format: RowFormat = RowFormat.RECORD
+    retire: bool = False
+    id_field: str | None = None
+    settings: TokenIdCaptureSettings = field(default_factory=TokenIdCaptureSettings)
 
 
 @dataclass(frozen=True)
@@ -203,12 +203,12 @@ class Finalizer:
             )
 
     def _too_many_masked(self) -> bool:
-        limit = self._plan.max_mask_fraction
-        written, masked = self._totals.written, self._totals.masked
-        if limit is None or written < self._plan.mask_fraction_min_samples or masked <= limit * written:
+        settings, written, masked = self._plan.settings, self._totals.written, self._totals.masked
+        if not settings.too_many_masked(masked, written):
             return False
         self._totals.stopped = (
-            f"stopped: {masked} of {written} rollouts are masked, more than --max-mask-fraction {limit:g} allows"
+            f"stopped: {masked} of {written} rollouts are masked, more than --max-mask-fraction "
+            f"{settings.max_mask_fraction:g} allows"
         )
         return True
 

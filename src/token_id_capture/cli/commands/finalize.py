@@ -19,6 +19,7 @@ from token_id_capture.cli.output.totals_text import exit_code, stopping, summary
 from token_id_capture.finalize.row_format import RowFormat
 
 if TYPE_CHECKING:
+    from token_id_capture.config import TokenIdCaptureSettings
     from token_id_capture.finalize.totals import Totals
 
 STDIN = Path("-")
@@ -49,8 +50,9 @@ def finalize(
         ),
     ] = None,
     mask_fraction_min_samples: Annotated[
-        int, typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts.")
-    ] = 50,
+        int | None,
+        typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts (50)."),
+    ] = None,
     id_field: Annotated[
         str | None,
         typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id."),
@@ -68,9 +70,8 @@ def finalize(
         output=output,
         row_format=row_format,
         retire=retire,
-        max_mask_fraction=max_mask_fraction,
-        mask_fraction_min_samples=mask_fraction_min_samples,
         id_field=id_field,
+        settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )
     stream = _open(rollouts, output)
     status = os.fstat(stream.fileno())
@@ -82,6 +83,14 @@ def finalize(
     _summarise(totals, json)
     if code := exit_code(totals):
         raise typer.Exit(code)
+
+
+def _limits(fraction: float | None, samples: int | None) -> TokenIdCaptureSettings:
+    """The limits that were given; what was not has the default of the configuration block."""
+    from token_id_capture.config import TokenIdCaptureSettings
+
+    given = {"max_mask_fraction": fraction, "mask_fraction_min_samples": samples}
+    return TokenIdCaptureSettings.model_validate({name: value for name, value in given.items() if value is not None})
 
 
 def _open(rollouts: Path, output: Path) -> BinaryIO:
