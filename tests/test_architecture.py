@@ -2,7 +2,7 @@
 
 ::
 
-    {errors, provenance, reasons} <- tokens <- records <- protocols <- config <- {builder, sink, store}
+    {errors, lifecycle, provenance, reasons} <- tokens <- records <- protocols <- config <- {builder, sink, store}
         <- {rebuild, server} <- integrations <- consumer <- {delivery, explanation, testing}
         <- {browse, export, finalize, report} <- cli <- __main__
 
@@ -31,7 +31,7 @@ PACKAGE = Path(token_id_capture.__file__).parent
 NAME = token_id_capture.__name__
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "provenance", "reasons"}),
+    frozenset({"errors", "lifecycle", "provenance", "reasons"}),
     frozenset({"tokens"}),
     frozenset({"records"}),
     frozenset({"protocols"}),

@@ -22,9 +22,10 @@ from token_id_capture.integrations.nemo_gym import (
     build_dict,
     snapshot_of_build,
 )
+from token_id_capture.lifecycle import Outcome
 from token_id_capture.protocols import OutcomeRecorder, TokenSource
 from token_id_capture.rebuild import DEFAULT_BUILDER, Build, SnapshotRef, build_snapshot
-from token_id_capture.records import Outcome, rollout_id_from_record, validate_rollout_id
+from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,10 @@ from token_id_capture.integrations.nemo_gym import (
     rollout_carries_token_ids,
     snapshot_of_build,
 )
+from token_id_capture.lifecycle import Outcome
 from token_id_capture.protocols import TokenSource
 from token_id_capture.rebuild import Build, SnapshotRef, unneeded_build
-from token_id_capture.records import Outcome, rollout_id_from_record, validate_rollout_id
+from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
 __all__ = [
     "MASK_SAMPLE_KEY",

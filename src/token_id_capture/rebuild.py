@@ -22,8 +22,8 @@ from token_id_capture.builder import (
     run_builder,
 )
 from token_id_capture.errors import InvalidEntryError
+from token_id_capture.lifecycle import Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
-from token_id_capture.records import Outcome
 
 DEFAULT_BUILDER: Final = "prefix_merging"
 

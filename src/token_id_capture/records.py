@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -29,33 +28,6 @@ TOKEN_FIELDS: Final = (*TOKEN_ARRAYS, "routed_experts")
 ROLLOUT_ID_MAX_LENGTH: Final = 200
 MODEL_CALL_ID_MAX_LENGTH: Final = 200
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class State(StrEnum):
-    """How far the life of a rollout has come; the words of ``rollouts.state``."""
-
-    OPEN = "open"
-    FROZEN = "frozen"
-    RETIRED = "retired"
-
-
-class Outcome(StrEnum):
-    """What became of a snapshot; the words of ``build_outcomes.outcome``."""
-
-    DELIVERABLE = "deliverable"
-    """Nothing forbids training on it, and nobody has delivered it yet. Never recorded."""
-    DELIVERED = "delivered"
-    MASKED = "masked"
-    """A rule forbids training on it."""
-    FAILED = "failed"
-    """It could not be frozen or built."""
-    RELEASED = "released"
-    """An administrator gave its evidence up."""
-
-    @property
-    def keeps_evidence(self) -> bool:
-        """Whether the snapshot stays as evidence until an administrator releases it."""
-        return self in (Outcome.MASKED, Outcome.FAILED)
 
 
 def validate_rollout_id(rollout_id: str) -> str:

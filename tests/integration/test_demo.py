@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from token_id_capture.cli.demo import run as demo_run
-from token_id_capture.cli.demo.checks import Outcome, check
+from token_id_capture.cli.demo.checks import CheckedRollout, check
 from token_id_capture.cli.demo.journey import Rollout
 from token_id_capture.cli.demo.stories import POLICY_SEED, STORIES
 from token_id_capture.cli.demo.summary import Report
@@ -53,7 +53,7 @@ class Finished(NamedTuple):
             for story in STORIES
         ]
 
-    async def check(self, lines: list[bytes], rollouts: list[Rollout] | None = None) -> list[Outcome]:
+    async def check(self, lines: list[bytes], rollouts: list[Rollout] | None = None) -> list[CheckedRollout]:
         return await check(rollouts or self.rollouts, self.directory / "token_captures.db", lines, Policy(POLICY_SEED))
 
 
@@ -117,7 +117,7 @@ def test_no_process_is_left(finished: Finished) -> None:
 
 def printed(finished: Finished, capsys: pytest.CaptureFixture[str]) -> str:
     database = finished.directory / "token_captures.db"
-    outcomes = [Outcome(**outcome) for outcome in finished.report["rollouts"]]
+    outcomes = [CheckedRollout(**outcome) for outcome in finished.report["rollouts"]]
     files = {name: finished.directory / f"{name}.jsonl" for name in ("rollouts", "train")}
     Report(finished.directory, True, 1.0, outcomes, files["rollouts"], files["train"], database).print()
     return capsys.readouterr().out
@@ -215,7 +215,7 @@ async def test_a_missing_row_and_an_outcome_that_was_not_expected_are_noticed(fi
 
 
 def test_a_problem_is_printed_and_ends_in_exit_code_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    outcome = Outcome("steady-1", "whole responses", 5, "delivered", problems=["it has no training row"])
+    outcome = CheckedRollout("steady-1", "whole responses", 5, "delivered", problems=["it has no training row"])
     report = Report(tmp_path, True, 1.0, [outcome], tmp_path / "a", tmp_path / "b", tmp_path / "c")
     monkeypatch.setattr(demo_run, "run_demo", lambda directory, keep: report)
     result = CliRunner().invoke(app, ["demo"])

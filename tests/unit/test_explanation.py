@@ -19,9 +19,7 @@ from token_id_capture.explanation import (
     ExplainedDivergence,
     Explanation,
     Finding,
-    Flag,
     OpenCall,
-    Recorded,
     Role,
     Span,
     StoredRollout,
@@ -38,6 +36,7 @@ from token_id_capture.explanation.remedies import (
     REMEDIES,
     SENTENCES,
 )
+from token_id_capture.lifecycle import BuildOutcome, Flag, Outcome, State
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
 
@@ -429,15 +428,17 @@ def test_a_call_whose_answer_came_after_the_freeze_says_so() -> None:
 
 @pytest.mark.parametrize("reason", [*reasons.BUILD_REASONS, *reasons.RELEASE_REASONS])
 def test_every_recorded_reason_is_explained_when_the_captures_are_gone(reason: str) -> None:
-    recorded = [Recorded(1, "released", reason, (f"{reason}: for a test",))]
-    explanation = explain(stored(state="retired", recorded=recorded))
+    recorded = [BuildOutcome(1, Outcome.RELEASED, reason, {"reasons": [f"{reason}: for a test"]})]
+    explanation = explain(stored(state=State.RETIRED, recorded=recorded))
     assert explanation.outcome == "retired"
     found = finding(explanation, reason)
     assert (found.what, found.calls) == (SENTENCES[reason], (("", "for a test"),))
 
 
 def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason() -> None:
-    explanation = explain(stored(state="retired", recorded=[Recorded(1, "released", "pruned: older than 14d")]))
+    explanation = explain(
+        stored(state=State.RETIRED, recorded=[BuildOutcome(1, Outcome.RELEASED, "pruned: older than 14d")])
+    )
     assert explanation.headline.endswith("is: released, pruned: older than 14d.")
     (found,) = explanation.findings
     assert (found.reason, found.what, found.remedy) == (
@@ -449,7 +450,7 @@ def test_what_was_pruned_is_explained_with_the_age_that_is_in_its_reason() -> No
 
 
 def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
-    explanation = explain(stored(ONE, recorded=[Recorded(1, "masked", "reward_is_nan")]))
+    explanation = explain(stored(ONE, recorded=[BuildOutcome(1, Outcome.MASKED, "reward_is_nan")]))
     assert explanation.headline == "It is frozen. The latest outcome is: masked, reward_is_nan."
     found = finding(explanation, "reward_is_nan")
     assert "none of the reasons of this package" in found.what
@@ -458,12 +459,12 @@ def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
 
 def test_a_sound_rollout_is_said_to_be_sound_in_every_state() -> None:
     form = "deliverable: 1 call forms one sequence of 2 tokens, 1 of them sampled."
-    assert explain(stored(ONE, state="open")).headline == f"It is open. Frozen now, it would be {form}"
+    assert explain(stored(ONE, state=State.OPEN)).headline == f"It is open. Frozen now, it would be {form}"
     assert explain(stored(ONE)).headline.endswith(f"Built now, it would be {form}")
-    delivered = explain(stored(ONE, recorded=[Recorded(1, "delivered", "")]))
+    delivered = explain(stored(ONE, recorded=[BuildOutcome(1, Outcome.DELIVERED, "")]))
     assert delivered.headline == f"It was delivered, and is {form}"
     assert (delivered.findings, delivered.notes) == ((), ())
-    retired = explain(stored(state="retired", recorded=[Recorded(1, "delivered", "")]))
+    retired = explain(stored(state=State.RETIRED, recorded=[BuildOutcome(1, Outcome.DELIVERED, "")]))
     assert retired.headline == "It is retired, and its captures are deleted: it was delivered, unmasked."
 
 
@@ -480,7 +481,7 @@ def test_an_open_call_names_its_process_and_may_still_run_while_the_rollout_is_o
 def test_a_mark_after_the_outcome_is_noticed() -> None:
     snapshot = TokenCaptureSnapshot("r", tuple(ONE), incomplete=True, snapshot_id="s", version=3)
     flags = [Flag("only", reasons.ID_MISMATCH, "")]
-    rollout = StoredRollout("r", "frozen", snapshot, flags, recorded=[Recorded(2, "delivered", "")])
+    rollout = StoredRollout("r", State.FROZEN, snapshot, flags, recorded=[BuildOutcome(2, Outcome.DELIVERED, "")])
     explanation = explain(rollout)
     assert "The outcome is on version 2; marks since then have raised it to 3." in explanation.notes
     assert "Built again now, it would be: masked, capture_incomplete." in explanation.notes

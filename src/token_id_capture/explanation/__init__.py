@@ -10,7 +10,7 @@ from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, c
 from token_id_capture.explanation.causes import Cause, Suspicion, suspect
 from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, Span, departing, explain_divergence
 from token_id_capture.explanation.explain import Explanation, Finding, explain
-from token_id_capture.explanation.stored import Flag, OpenCall, Recorded, StoredRollout
+from token_id_capture.explanation.stored import OpenCall, StoredRollout
 
 __all__ = [
     "CallTree",
@@ -19,10 +19,8 @@ __all__ = [
     "ExplainedDivergence",
     "Explanation",
     "Finding",
-    "Flag",
     "OpenCall",
     "PlacedCall",
-    "Recorded",
     "Role",
     "Span",
     "StoredRollout",

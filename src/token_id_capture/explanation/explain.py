@@ -24,9 +24,9 @@ from token_id_capture.explanation.remedies import (
     REMEDIES,
     SENTENCES,
 )
-from token_id_capture.explanation.stored import Recorded, StoredRollout
+from token_id_capture.explanation.stored import StoredRollout
+from token_id_capture.lifecycle import BuildOutcome, Outcome, State
 from token_id_capture.rebuild import Build, build_snapshot
-from token_id_capture.records import Outcome, State
 
 SHOWN_DIVERGENCES: Final = 5
 
@@ -60,9 +60,9 @@ class Explanation:
     """Why a rollout is what it is. ``outcome`` is deliverable, masked, failed or retired."""
 
     rollout_id: str
-    state: str
+    state: State
     version: int
-    outcome: str
+    outcome: Outcome | State
     headline: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -104,7 +104,7 @@ def _explain_retired(rollout: StoredRollout) -> Explanation:
     findings = () if latest is None or latest.outcome == Outcome.DELIVERED else tuple(_recorded_findings(latest))
     notes = tuple(_late(rollout))
     return Explanation(
-        rollout.rollout_id, rollout.state, rollout.snapshot.version, "retired", headline, findings, notes, None
+        rollout.rollout_id, rollout.state, rollout.snapshot.version, State.RETIRED, headline, findings, notes, None
     )
 
 
@@ -128,7 +128,7 @@ def _headline(rollout: StoredRollout, build: Build) -> str:
     return f"It is frozen. The latest outcome is: {_outcome(latest)}."
 
 
-def _outcome(recorded: Recorded) -> str:
+def _outcome(recorded: BuildOutcome) -> str:
     return recorded.outcome + (f", {recorded.reason}" if recorded.reason else "")
 
 
@@ -210,7 +210,7 @@ def _with_divergences(rollout: StoredRollout, code: str, tree: CallTree, decode:
     )
 
 
-def _recorded_findings(recorded: Recorded) -> Iterator[Finding]:
+def _recorded_findings(recorded: BuildOutcome) -> Iterator[Finding]:
     """What a outcome says by itself, for where the captures cannot be asked any more."""
     first = [recorded.reason] if recorded.reason else []
     details: dict[str, str] = {}

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from token_id_capture.lifecycle import BuildOutcome, Flag, State
 from token_id_capture.protocols import TokenCaptureSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Why a rollout is incomplete; ``model_call_id`` is empty if it concerns no single call."""
-
-    model_call_id: str
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +18,14 @@ class OpenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A outcome that was recorded. ``all_reasons`` have their particulars, as in a build."""
-
-    version: int
-    outcome: str
-    reason: str
-    all_reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StoredRollout:
     """What is known of a rollout. ``snapshot`` is what a freeze would give now."""
 
     rollout_id: str
-    state: str
+    state: State
     snapshot: TokenCaptureSnapshot
     flags: Sequence[Flag] = ()
     open_calls: Sequence[OpenCall] = ()
     refused_calls: Sequence[str] = ()
     late_calls: Sequence[str] = ()
-    recorded: Sequence[Recorded] = ()
+    recorded: Sequence[BuildOutcome] = ()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.builder import project_chain_trajectory, run_builder
+from token_id_capture.lifecycle import Outcome
 from token_id_capture.rebuild import Build
-from token_id_capture.records import Outcome
 
 if TYPE_CHECKING:
     from token_id_capture.store.read.evidence import Evidence

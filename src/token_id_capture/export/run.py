@@ -11,8 +11,8 @@ from typing import Protocol
 from token_id_capture.errors import TokenCaptureError, UnknownRolloutError
 from token_id_capture.export.record_fields import RecordFields
 from token_id_capture.export.rows import Row, call_rows, trajectory_row, why_masked
+from token_id_capture.lifecycle import State
 from token_id_capture.rebuild import build_snapshot
-from token_id_capture.records import State
 from token_id_capture.store.read.evidence import Evidence, count_rollouts, read_evidence, rollout_ids
 
 

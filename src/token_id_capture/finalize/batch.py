@@ -27,8 +27,8 @@ from token_id_capture.finalize.row_format import RowFormat
 from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_row, trajectory_row
 from token_id_capture.finalize.totals import Totals
 from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.rebuild import Build, SnapshotRef, unneeded_build
-from token_id_capture.records import Outcome, State
 from token_id_capture.store import TokenCaptureStore
 
 # Each rollout in flight holds its tokens and its row in memory; the store commits what waits together.

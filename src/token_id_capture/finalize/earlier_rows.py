@@ -9,6 +9,7 @@ from __future__ import annotations
 from token_id_capture.errors import UnknownRolloutError
 from token_id_capture.finalize.output_file import UnusableOutputError
 from token_id_capture.finalize.row_file import RowFile
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store import TokenCaptureStore
 
 
@@ -22,7 +23,7 @@ async def settle(rows: RowFile, store: TokenCaptureStore) -> None:
     """
     if rows.damage is not None:
         for rollout_id in sorted(rows.damage.named):
-            if await _outcome(store, rollout_id) == "retired":
+            if await _outcome(store, rollout_id) == State.RETIRED:
                 raise UnusableOutputError(
                     f"{rows.path} is damaged from line {rows.damage.line} on, and rollout {rollout_id!r}, whose row "
                     "stands there, is retired already: keep the file, and name another one"
@@ -37,16 +38,16 @@ async def _certain(rows: RowFile, store: TokenCaptureStore) -> int:
     for rollout_id, row in reversed(rows.delivered.items()):
         if row.masked or not row.snapshot_id:
             continue
-        if await _outcome(store, rollout_id) in ("delivered", "retired"):
+        if await _outcome(store, rollout_id) in (Outcome.DELIVERED, State.RETIRED):
             return rows.end_of(rollout_id) if uncertain else rows.end
         uncertain = True
     return 0 if uncertain else rows.end
 
 
-async def _outcome(store: TokenCaptureStore, rollout_id: str) -> str | None:
+async def _outcome(store: TokenCaptureStore, rollout_id: str) -> State | Outcome | None:
     """``retired``, or the latest outcome of a rollout; None if there is none."""
     try:
         now = (await store.describe_rollout(rollout_id)).summary
     except UnknownRolloutError:
         return None
-    return "retired" if now.state == "retired" else now.outcome
+    return State.RETIRED if now.state == State.RETIRED else now.outcome

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from token_id_capture.explanation.remedies import SENTENCES
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.report.charts import BarChart, Slots, draw_bars, short_number
 
 if TYPE_CHECKING:
     from token_id_capture.store.read.history import FlagCount, KeptEvidence, OutcomeCount
 
-OUTCOMES: Final = ("delivered", "masked", "failed")
+OUTCOMES: Final = (Outcome.DELIVERED, Outcome.MASKED, Outcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _rows(history: History) -> Iterator[SlotRow]:
         rollouts = {name: sum(count.rollouts for count in here if count.outcome == name) for name in OUTCOMES}
         captured = sum(count.captured for count in here)
         # A masked build counts what its main sequence holds, but nobody got it.
-        delivered = sum(count.delivered for count in here if count.outcome == "delivered")
+        delivered = sum(count.delivered for count in here if count.outcome == Outcome.DELIVERED)
         yield SlotRow(
             label=history.slots.label(slot),
             **rollouts,
@@ -117,7 +118,7 @@ def _tiles(history: History, rows: Sequence[SlotRow]) -> Iterator[Tile]:
     judged = delivered + masked
     yield Tile(f"{delivered:,}", "rollouts delivered", _percent(delivered, judged))
     yield Tile(f"{masked:,}", "masked or failed", _percent(masked, judged))
-    yield Tile(f"{history.states.get('open', 0):,}", "open now", f"{history.open_calls:,} calls under way or lost")
+    yield Tile(f"{history.states.get(State.OPEN, 0):,}", "open now", f"{history.open_calls:,} calls under way or lost")
     yield Tile(short_number(handed_on), "sampled tokens delivered", f"of {short_number(captured)} captured")
     yield Tile(f"{100 * handed_on / captured:.1f} %" if captured else "-", "token yield", "delivered of captured")
 
@@ -127,7 +128,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _summary(history: History, rows: Sequence[SlotRow]) -> str:
-    states = ", ".join(f"{history.states.get(state, 0):,} {state}" for state in ("open", "frozen", "retired"))
+    states = ", ".join(f"{history.states.get(state, 0):,} {state}" for state in State)
     total = sum(history.states.values())
     text = f"{total:,} rollouts are known to this database: {states}."
     if history.slots is None:
@@ -164,7 +165,7 @@ def _token_chart(slots: Slots | None, rows: Sequence[SlotRow]) -> BarChart | Non
 def _reason_counts(history: History) -> Counter[str]:
     found: Counter[str] = Counter()
     for count in history.outcomes:
-        if count.outcome != "delivered":
+        if count.outcome != Outcome.DELIVERED:
             found[count.reason or "no reason recorded"] += count.rollouts
     return found
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from token_id_capture.explanation import CallTree, Decode, Explanation, PlacedCall
+from token_id_capture.lifecycle import Flag, Outcome, State
 from token_id_capture.report.findings import ShownFinding, shown_findings
 from token_id_capture.report.timeline import Timeline, draw_timeline
 from token_id_capture.report.token_data import TokenData, token_data
@@ -15,15 +16,14 @@ from token_id_capture.report.tree_drawing import ROLES, TreeDrawing, draw_tree
 
 if TYPE_CHECKING:
     from token_id_capture.store.read.evidence import Evidence
-    from token_id_capture.store.read.summaries import FlagSummary
 
 _EXCERPT: Final = 200
 
-_BADGES: Final = {
-    "delivered": ("delivered", "good"),
-    "deliverable": ("deliverable", "good"),
-    "masked": ("masked", "bad"),
-    "failed": ("failed", "bad"),
+_BADGES: Final[dict[Outcome | State, tuple[str, str]]] = {
+    Outcome.DELIVERED: ("delivered", "good"),
+    Outcome.DELIVERABLE: ("deliverable", "good"),
+    Outcome.MASKED: ("masked", "bad"),
+    Outcome.FAILED: ("failed", "bad"),
 }
 
 
@@ -87,20 +87,20 @@ def rollout_page(
 
 def _badge(evidence: Evidence, explained: Explanation) -> tuple[str, str]:
     latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
-    if explained.outcome == "retired":
-        return ("handed on" if latest == "delivered" else "let go"), "quiet"
-    if evidence.state == "open":
+    if explained.outcome == State.RETIRED:
+        return ("handed on" if latest == Outcome.DELIVERED else "let go"), "quiet"
+    if evidence.state == State.OPEN:
         return "open", "running"
-    if latest in ("masked", "failed"):
+    if latest in (Outcome.MASKED, Outcome.FAILED):
         return _BADGES[latest]
-    if latest == "delivered" and explained.outcome == "deliverable":
-        return _BADGES["delivered"]
+    if latest == Outcome.DELIVERED and explained.outcome == Outcome.DELIVERABLE:
+        return _BADGES[Outcome.DELIVERED]
     return _BADGES[explained.outcome]
 
 
 def _summary(evidence: Evidence, tree: CallTree | None) -> str:
     """The page in two sentences, for those who cannot see its pictures."""
-    if evidence.state == "retired":
+    if evidence.state == State.RETIRED:
         return _farewell(evidence)
     if tree is None or not tree.calls:
         return f"No calls are stored. {_missing(evidence)}"
@@ -114,7 +114,7 @@ def _summary(evidence: Evidence, tree: CallTree | None) -> str:
 
 def _farewell(evidence: Evidence) -> str:
     latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
-    what = "handed on, and then deleted here" if latest == "delivered" else "deleted by an administrator"
+    what = "handed on, and then deleted here" if latest == Outcome.DELIVERED else "deleted by an administrator"
     return f"What was captured of it was {what}, so there are no calls and no tokens to show."
 
 
@@ -162,7 +162,7 @@ def _recorded_facts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"{metrics[key]:,}"
 
 
-def _call_rows(tree: CallTree, flags: Sequence[FlagSummary]) -> Iterator[CallRow]:
+def _call_rows(tree: CallTree, flags: Sequence[Flag]) -> Iterator[CallRow]:
     for call in tree.calls:
         log_probs = call.entry.generation_log_probs
         yield CallRow(
@@ -175,7 +175,7 @@ def _call_rows(tree: CallTree, flags: Sequence[FlagSummary]) -> Iterator[CallRow
         )
 
 
-def _drawing(tree: CallTree | None, flags: Sequence[FlagSummary]) -> TreeDrawing | None:
+def _drawing(tree: CallTree | None, flags: Sequence[Flag]) -> TreeDrawing | None:
     if tree is None or not tree.calls:
         return None
     return draw_tree(tree, frozenset(flag.model_call_id for flag in flags))

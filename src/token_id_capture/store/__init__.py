@@ -18,15 +18,7 @@ from token_id_capture.store.file.warnings import (
     WalResetBugWarning,
 )
 from token_id_capture.store.read.listing import RolloutFilter
-from token_id_capture.store.read.summaries import (
-    CallSummary,
-    FlagSummary,
-    IntentSummary,
-    LateWriteSummary,
-    OutcomeSummary,
-    RolloutDetail,
-    RolloutSummary,
-)
+from token_id_capture.store.read.summaries import CallSummary, RolloutDetail, RolloutSummary
 
 if TYPE_CHECKING:
     from token_id_capture.records import validate_rollout_id
@@ -34,10 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallSummary",
-    "FlagSummary",
-    "IntentSummary",
-    "LateWriteSummary",
-    "OutcomeSummary",
     "PinnedWalWarning",
     "RolloutDetail",
     "RolloutFilter",

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
-FORBIDS_TRAINING: Final = "outcome IN ('masked', 'failed')"
+from token_id_capture.lifecycle import Outcome
+
+FORBIDDING: Final = f"'{Outcome.MASKED}', '{Outcome.FAILED}'"
+"""The outcomes that forbid training, as SQL lists them."""
+
+FORBIDS_TRAINING: Final = f"outcome IN ({FORBIDDING})"
 """A condition on ``build_outcomes``, in the words of the index that answers it."""
 
 NEWEST_FIRST: Final = "version DESC, outcome_id DESC"

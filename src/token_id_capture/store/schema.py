@@ -9,6 +9,7 @@ each (unsigned, little-endian) and log probabilities eight (double, little-endia
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -26,9 +27,16 @@ from sqlalchemy import (
     text,
 )
 
+from token_id_capture.lifecycle import IntentOutcome, Outcome, State
 from token_id_capture.store.outcome_order import FORBIDS_TRAINING
 
 metadata = MetaData()
+
+_RECORDED: Final = [outcome for outcome in Outcome if outcome is not Outcome.DELIVERABLE]
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(f"'{word}'" for word in words)
 
 
 def _entry_columns() -> list[Column[Any]]:
@@ -103,14 +111,14 @@ rollouts = Table(
     metadata,
     Column("rollout_id", TEXT, primary_key=True, nullable=False),
     Column("incarnation", TEXT, nullable=False, comment="new whenever the id is used again after a delete"),
-    Column("state", TEXT, CheckConstraint("state IN ('open', 'frozen', 'retired')"), nullable=False),
+    Column("state", TEXT, CheckConstraint(f"state IN ({_listed(State)})"), nullable=False),
     Column("version", INTEGER, nullable=False, comment="raised by every freeze and every mark"),
     Column("snapshot_id", TEXT, comment="of the frozen rollout; kept after its retirement, for its outcomes"),
     Column("opened_at", REAL, nullable=False),
     Column("frozen_at", REAL),
     Column("retired_at", REAL),
     Index("rollouts_by_state", "state", "rollout_id"),
-    Index("rollouts_by_retirement", "retired_at", sqlite_where=text("state = 'retired'")),
+    Index("rollouts_by_retirement", "retired_at", sqlite_where=text(f"state = '{State.RETIRED}'")),
     sqlite_strict=True,
 )
 
@@ -134,7 +142,12 @@ call_intents = Table(
     Column("model_call_id", TEXT, primary_key=True, nullable=False),
     Column("writer_id", TEXT, ForeignKey("writers.writer_id"), nullable=False),
     Column("begun_at", REAL, nullable=False),
-    Column("outcome", TEXT, CheckConstraint("outcome IN ('refused')"), comment="null while the call is open"),
+    Column(
+        "outcome",
+        TEXT,
+        CheckConstraint(f"outcome IN ({_listed(IntentOutcome)})"),
+        comment="null while the call is open",
+    ),
     Column("detail", TEXT, nullable=False, comment="what the engine said when it refused"),
     sqlite_strict=True,
 )
@@ -227,7 +240,7 @@ build_outcomes = Table(
     Column(
         "outcome",
         TEXT,
-        CheckConstraint("outcome IN ('delivered', 'masked', 'failed', 'released')"),
+        CheckConstraint(f"outcome IN ({_listed(_RECORDED)})"),
         nullable=False,
         comment="released: an administrator let the evidence go",
     ),

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, StoreClosedError
+from token_id_capture.lifecycle import Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry, validate_rollout_id
@@ -216,10 +217,10 @@ class TokenCaptureStore:
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Append a consumer's outcome on a snapshot."""
-        if outcome not in snapshot.OUTCOMES:
-            raise ValueError(f"unknown outcome {outcome!r}: it is one of {', '.join(snapshot.OUTCOMES)}")
+        if outcome not in snapshot.RECORDED_BY_CONSUMERS:
+            raise ValueError(f"unknown outcome {outcome!r}: it is one of {', '.join(snapshot.RECORDED_BY_CONSUMERS)}")
         details = orjson.dumps(dict(metrics or {}), option=orjson.OPT_SORT_KEYS).decode()
-        await self._write(_OUTCOME, snapshot.Outcome(snapshot_id, version, outcome, reason, details))
+        await self._write(_OUTCOME, snapshot.NewOutcome(snapshot_id, version, Outcome(outcome), reason, details))
 
     # Administration
 

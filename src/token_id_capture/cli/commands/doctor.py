@@ -17,6 +17,7 @@ from token_id_capture.cli.options import (
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.tables import print_table
 from token_id_capture.cli.output.units import show_bytes, show_duration
+from token_id_capture.lifecycle import State
 
 if TYPE_CHECKING:
     from token_id_capture.cli.output.diagnosis import Diagnosis
@@ -76,7 +77,7 @@ def _print(health: Health, diagnosis: Diagnosis) -> None:
 
 def _summary(health: Health) -> list[str]:
     file, states = health.file, health.rollouts.by_state
-    counts = [f"{states.get(state, 0):,} {state}" for state in ("open", "frozen", "retired")]
+    counts = [f"{states.get(state, 0):,} {state}" for state in State]
     alive = sum(process.liveness == "alive" for process in health.processes)
     damage = file.structure_damage
     structure = "not checked" if damage is None else "damaged" if damage else "sound"

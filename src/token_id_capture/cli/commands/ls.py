@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from time import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,18 +18,10 @@ from token_id_capture.cli.options import (
 from token_id_capture.cli.output.database import reading
 from token_id_capture.cli.output.tables import print_table
 from token_id_capture.cli.output.units import parse_duration
+from token_id_capture.lifecycle import State
 
 if TYPE_CHECKING:
     from token_id_capture.store import RolloutSummary
-
-
-class State(StrEnum):
-    """Where a rollout is in its life."""
-
-    OPEN = "open"
-    FROZEN = "frozen"
-    RETIRED = "retired"
-
 
 HEADERS = ("rollout", "state", "version", "calls", "prompt", "generated", "flags", "open", "outcome", "reason")
 
@@ -64,7 +55,7 @@ def ls(
     from token_id_capture.store.read.listing import RolloutFilter, list_rollouts
 
     wanted = RolloutFilter(
-        state=state.value if state else None,
+        state=state,
         masked=masked,
         incomplete=incomplete,
         opened_since=None if since is None else _seconds(since),

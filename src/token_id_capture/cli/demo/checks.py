@@ -10,6 +10,7 @@ from typing import Any, Final
 from token_id_capture.builder import assert_prefix_contiguity
 from token_id_capture.cli.demo.journey import Rollout
 from token_id_capture.integrations.nemo_gym import MASK_SAMPLE_KEY
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store import RolloutDetail, TokenCaptureStore
 from token_id_capture.testing.policy import Policy
 
@@ -17,7 +18,7 @@ TOLERANCE: Final = 1e-9
 
 
 @dataclass
-class Outcome:
+class CheckedRollout:
     """What became of one rollout. ``problems`` lists what is not as it must be."""
 
     rollout_id: str
@@ -32,27 +33,27 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-async def check(rollouts: list[Rollout], database: Path, lines: list[bytes], policy: Policy) -> list[Outcome]:
+async def check(rollouts: list[Rollout], database: Path, lines: list[bytes], policy: Policy) -> list[CheckedRollout]:
     """Hold the training rows (``lines`` of JSON) and the database against what the agents lived through."""
     rows = {row["_ng_rollout_id"]: row for row in map(json.loads, lines)}
     outcomes = []
     async with TokenCaptureStore(database, create=False) as store:
         for rollout in rollouts:
             story = rollout.story
-            outcome = Outcome(story.rollout_id, story.what, rollout.calls)
+            outcome = CheckedRollout(story.rollout_id, story.what, rollout.calls)
             outcomes.append(outcome)
             _check_outcome(outcome, rollout, await store.describe_rollout(story.rollout_id))
             row = rows.get(story.rollout_id)
             if row is None:
                 outcome.problems.append("it has no training row")
-            elif bool(row.get(MASK_SAMPLE_KEY)) != (outcome.outcome == "masked"):
+            elif bool(row.get(MASK_SAMPLE_KEY)) != (outcome.outcome == Outcome.MASKED):
                 outcome.problems.append(f"its row says {MASK_SAMPLE_KEY}={row.get(MASK_SAMPLE_KEY)}")
-            elif outcome.outcome == "delivered":
+            elif outcome.outcome == Outcome.DELIVERED:
                 _check_tokens(outcome, rollout, row["response"], policy)
     return outcomes
 
 
-def _check_outcome(outcome: Outcome, rollout: Rollout, detail: RolloutDetail) -> None:
+def _check_outcome(outcome: CheckedRollout, rollout: Rollout, detail: RolloutDetail) -> None:
     expected_reason = rollout.story.mask_reason
     outcome.outcome, outcome.reason = detail.summary.outcome or "", detail.summary.reason or ""
     outcome.lost_calls = [
@@ -60,7 +61,11 @@ def _check_outcome(outcome: Outcome, rollout: Rollout, detail: RolloutDetail) ->
         for intent in detail.intents
         if intent.outcome is None
     ]
-    expected = ("delivered", "", "retired") if expected_reason is None else ("masked", expected_reason, "frozen")
+    expected = (
+        (Outcome.DELIVERED, "", State.RETIRED)
+        if expected_reason is None
+        else (Outcome.MASKED, expected_reason, State.FROZEN)
+    )
     found = (outcome.outcome, outcome.reason, detail.summary.state)
     if found != expected:
         outcome.problems.append(f"outcome, reason and state are {found}, expected {expected}")
@@ -70,7 +75,7 @@ def _check_outcome(outcome: Outcome, rollout: Rollout, detail: RolloutDetail) ->
         outcome.problems.append(f"calls were lost by the processes {lost_by}, expected {killed}")
 
 
-def _check_tokens(outcome: Outcome, rollout: Rollout, response: dict[str, Any], policy: Policy) -> None:
+def _check_tokens(outcome: CheckedRollout, rollout: Rollout, response: dict[str, Any], policy: Policy) -> None:
     """Teacher forcing: the policy itself says the probability of each token of the rebuilt sequence."""
     try:
         assert_prefix_contiguity(response)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.cli.output.tables import print_table
+from token_id_capture.lifecycle import Outcome
 from token_id_capture.reasons import BUILD_REASONS
 
 if TYPE_CHECKING:
-    from token_id_capture.cli.demo.checks import Outcome
+    from token_id_capture.cli.demo.checks import CheckedRollout
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Report:
     directory: Path
     kept: bool
     seconds: float
-    outcomes: list[Outcome]
+    outcomes: list[CheckedRollout]
     rollouts: Path
     output: Path
     database: Path
@@ -33,7 +34,7 @@ class Report:
         """Everything that is not as it must be."""
         return [f"{outcome.rollout_id}: {problem}" for outcome in self.outcomes for problem in outcome.problems]
 
-    def count(self, outcome: str) -> int:
+    def count(self, outcome: Outcome) -> int:
         """How many rollouts ended like this."""
         return sum(one.outcome == outcome for one in self.outcomes)
 
@@ -42,8 +43,8 @@ class Report:
         return {
             "ok": not self.problems,
             "problems": self.problems,
-            "delivered": self.count("delivered"),
-            "masked": self.count("masked"),
+            "delivered": self.count(Outcome.DELIVERED),
+            "masked": self.count(Outcome.MASKED),
             "delivered_tokens": sum(outcome.delivered_tokens for outcome in self.outcomes),
             "largest_difference": max(outcome.largest_difference for outcome in self.outcomes),
             "rollouts": [asdict(outcome) for outcome in self.outcomes],
@@ -67,15 +68,16 @@ class Report:
         for outcome in self.outcomes:
             self._print_why(outcome)
         print()
-        print(f"{self.count('delivered')} rollouts delivered, {self.count('masked')} masked, in {self.seconds:.1f} s.")
+        delivered, masked = self.count(Outcome.DELIVERED), self.count(Outcome.MASKED)
+        print(f"{delivered} rollouts delivered, {masked} masked, in {self.seconds:.1f} s.")
         if not self.problems:
             tokens = f"{sum(outcome.delivered_tokens for outcome in self.outcomes):,}"
             print(f"The model itself gives each of the {tokens} delivered tokens the very log probability delivered.")
         if self.kept:
             self._print_files()
 
-    def _print_why(self, outcome: Outcome) -> None:
-        if outcome.outcome != "masked":
+    def _print_why(self, outcome: CheckedRollout) -> None:
+        if outcome.outcome != Outcome.MASKED:
             return
         print(f"\n{outcome.rollout_id} is masked: {BUILD_REASONS.get(outcome.reason, outcome.reason)}")
         for call in outcome.lost_calls:

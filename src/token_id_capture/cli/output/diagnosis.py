@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from token_id_capture.cli.output.units import plural, show_bytes, show_duration
+from token_id_capture.lifecycle import Outcome
 
 if TYPE_CHECKING:
     from token_id_capture.store.maintain.health import Counted, Health, OpenCall
@@ -99,7 +100,7 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
             f"{_named(rollouts.delivered_not_retired)} delivered and not retired: "
             "tokcap finalize --retire on the same files deletes their captures."
         )
-    for word, evidence in (("masked", rollouts.masked), ("failed", rollouts.failed)):
+    for word, evidence in ((Outcome.MASKED, rollouts.masked), (Outcome.FAILED, rollouts.failed)):
         if evidence.count:
             diagnosis.notes.append(
                 f"{_named(evidence)} {word} and kept as evidence ({_most_common(evidence.reasons)}): "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from token_id_capture.cli.options import fail, local_time
 from token_id_capture.cli.output.database import database_file
+from token_id_capture.lifecycle import IntentOutcome
 
 if TYPE_CHECKING:
     from token_id_capture.explanation import StoredRollout
@@ -38,13 +39,13 @@ def stored_evidence(database: str, rollout_id: str) -> Evidence:
 
 def stored_rollout(evidence: Evidence) -> StoredRollout:
     """The same, as the explanation takes it."""
-    from token_id_capture.explanation import Flag, OpenCall, Recorded, StoredRollout
+    from token_id_capture.explanation import OpenCall, StoredRollout
 
     return StoredRollout(
         rollout_id=evidence.rollout_id,
         state=evidence.state,
         snapshot=evidence.snapshot,
-        flags=[Flag(flag.model_call_id, flag.reason, flag.detail) for flag in evidence.flags],
+        flags=evidence.flags,
         open_calls=[
             OpenCall(
                 intent.model_call_id,
@@ -53,10 +54,7 @@ def stored_rollout(evidence: Evidence) -> StoredRollout:
             for intent in evidence.intents
             if intent.outcome is None
         ],
-        refused_calls=[intent.model_call_id for intent in evidence.intents if intent.outcome == "refused"],
+        refused_calls=[intent.model_call_id for intent in evidence.intents if intent.outcome is IntentOutcome.REFUSED],
         late_calls=[late.model_call_id for late in evidence.late_writes],
-        recorded=[
-            Recorded(outcome.version, outcome.outcome, outcome.reason, tuple(outcome.metrics.get("reasons", ())))
-            for outcome in evidence.outcomes
-        ],
+        recorded=evidence.outcomes,
     )

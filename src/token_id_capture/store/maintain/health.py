@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store.file.connections import has_wal_reset_bug
 from token_id_capture.store.file.location import file_system_of
 from token_id_capture.store.file.read_only import read_only, transaction, wal_bytes
@@ -29,15 +30,15 @@ _LATELY_SECONDS: Final = 3600.0
 
 _STATES = "SELECT state, count(*) FROM rollouts GROUP BY state"
 _WRITERS = "SELECT writer_id, pid, host, boot_id, started_at, last_seen_at FROM writers ORDER BY last_seen_at DESC"
-_OPEN_ROLLOUTS = """
+_OPEN_ROLLOUTS = f"""
     SELECT r.rollout_id, EXISTS (SELECT 1 FROM entries AS e WHERE e.rollout_id = r.rollout_id)
-    FROM rollouts AS r WHERE r.state = 'open' ORDER BY r.rollout_id
+    FROM rollouts AS r WHERE r.state = '{State.OPEN}' ORDER BY r.rollout_id
 """
 _FROZEN_ROLLOUTS = f"""
     SELECT r.rollout_id, r.version, o.version, o.outcome, o.reason
     FROM rollouts AS r
     LEFT JOIN build_outcomes AS o ON o.outcome_id = {latest_of("r.snapshot_id")}
-    WHERE r.state = 'frozen' ORDER BY r.rollout_id
+    WHERE r.state = '{State.FROZEN}' ORDER BY r.rollout_id
 """
 _OPEN_CALLS = f"""
     SELECT i.rollout_id, i.model_call_id, i.writer_id, i.begun_at, r.state,
@@ -229,7 +230,7 @@ def _fate(liveness: Liveness, state: str, reason: str | None) -> str:
         return "failed"
     if liveness is Liveness.DEAD:
         return "lost"
-    if state != "open":
+    if state != State.OPEN:
         return "overtaken"
     return "in_flight" if liveness is Liveness.ALIVE else "unknown"
 
@@ -239,11 +240,11 @@ def _rollouts(connection: sqlite3.Connection) -> RolloutHealth:
     for rollout_id, has_calls in connection.execute(_OPEN_ROLLOUTS):
         (health.open_with_calls if has_calls else health.open_without_calls).add(rollout_id)
     for rollout_id, version, judged_version, outcome, reason in connection.execute(_FROZEN_ROLLOUTS):
-        if outcome == "masked":
+        if outcome == Outcome.MASKED:
             health.masked.add(rollout_id, reason)
-        elif outcome == "failed":
+        elif outcome == Outcome.FAILED:
             health.failed.add(rollout_id, reason)
-        elif outcome != "delivered":
+        elif outcome != Outcome.DELIVERED:
             health.frozen_without_outcome.add(rollout_id)
         elif judged_version == version:
             health.delivered_not_retired.add(rollout_id)

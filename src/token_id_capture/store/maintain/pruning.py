@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from token_id_capture import reasons
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store.file.read_only import read_only
 from token_id_capture.store.maintain.liveness import Liveness, liveness_of
 from token_id_capture.store.maintain.maintenance import Maintenance, maintenance
@@ -22,7 +23,7 @@ from token_id_capture.store.outcome_order import FORBIDS_TRAINING, latest_of
 from token_id_capture.store.write.process import boot_id
 from token_id_capture.store.write.queue import Batch
 from token_id_capture.store.write.retirement import Removal, remove
-from token_id_capture.store.write.snapshot import Outcome, append_outcome
+from token_id_capture.store.write.snapshot import NewOutcome, append_outcome
 
 # Rows a step: a few milliseconds behind the writer lock.
 _ROLLOUTS_PER_STEP: Final = 100
@@ -30,12 +31,12 @@ _ROWS_PER_STEP: Final = 5_000
 
 _EVIDENCE = f"""
     FROM rollouts AS r JOIN build_outcomes AS o ON o.outcome_id = {latest_of("r.snapshot_id")}
-    WHERE r.state = 'frozen' AND o.{FORBIDS_TRAINING} AND o.recorded_at < :before
+    WHERE r.state = '{State.FROZEN}' AND o.{FORBIDS_TRAINING} AND o.recorded_at < :before
 """
-_TOMBSTONES = "FROM rollouts WHERE state = 'retired' AND retired_at < :before"
-_IS_GONE = """
-    NOT EXISTS (SELECT 1 FROM rollouts AS r WHERE r.rollout_id = {row}.rollout_id
-                 AND NOT (r.state = 'retired' AND r.retired_at < :before))
+_TOMBSTONES = f"FROM rollouts WHERE state = '{State.RETIRED}' AND retired_at < :before"
+_IS_GONE = f"""
+    NOT EXISTS (SELECT 1 FROM rollouts AS r WHERE r.rollout_id = {{row}}.rollout_id
+                 AND NOT (r.state = '{State.RETIRED}' AND r.retired_at < :before))
 """
 _OUTCOMES = """
     FROM build_outcomes AS o WHERE o.recorded_at < :before
@@ -144,7 +145,7 @@ def _retire_evidence(work: Maintenance, old: Old, reason: str, pruned: Pruned, p
                 {"before": old.before, "listed": listed},
             ).fetchall()
             for rollout_id, snapshot_id, version in still:
-                append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
+                append_outcome(batch, rollout_id, NewOutcome(snapshot_id, version, Outcome.RELEASED, reason, "{}"))
             remove(batch, Removal(tuple(row[0] for row in still), keep_tombstone=True))
         pruned.evidence += len(still)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from token_id_capture.lifecycle import State
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION
 from token_id_capture.store.codec import PAYLOAD_MISMATCH, UNREADABLE, stored_payload_digest
 from token_id_capture.store.file.read_only import read_only, transaction
@@ -28,7 +29,7 @@ Progress = Callable[[str, int, int | None], None]
 _ROLLOUTS_PER_PAGE: Final = 200
 _MESSAGES: Final = 100
 
-_COUNT = "SELECT count(*) FROM rollouts WHERE state IN ('open', 'frozen')"
+_COUNT = f"SELECT count(*) FROM rollouts WHERE state IN ('{State.OPEN}', '{State.FROZEN}')"
 _PAGE = "SELECT rollout_id FROM rollouts WHERE rollout_id > ? ORDER BY rollout_id LIMIT ?"
 _ROLLOUT = "SELECT state, version, snapshot_id FROM rollouts WHERE rollout_id = ?"
 _SNAPSHOTS = """
@@ -155,7 +156,7 @@ def _rollout(connection: sqlite3.Connection, rollout_id: str, checked: Checked) 
     try:
         with transaction(connection):
             rollout = connection.execute(_ROLLOUT, (rollout_id,)).fetchone()
-            if rollout is None or rollout["state"] == "retired":
+            if rollout is None or rollout["state"] == State.RETIRED:
                 return
             checked.rollouts += 1
             damages.extend(_rollout_now(connection, rollout_id, rollout, checked))
@@ -172,7 +173,7 @@ def _rollout_now(
     yield from _calls(connection, source)
     checked.calls += len(source.sequences)
     snapshots = connection.execute(_SNAPSHOTS, (rollout_id,)).fetchall()
-    if rollout["state"] == "frozen" and rollout["snapshot_id"] not in {row["snapshot_id"] for row in snapshots}:
+    if rollout["state"] == State.FROZEN and rollout["snapshot_id"] not in {row["snapshot_id"] for row in snapshots}:
         yield source.damage(f"is frozen, but its snapshot {rollout['snapshot_id']} does not exist")
     for row in snapshots:
         yield from _snapshot(connection, rollout_id, row, checked)

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
+from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, LateWrite, State
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.store.codec import unpack_rollout
 from token_id_capture.store.file.read_only import transaction
 from token_id_capture.store.outcome_order import OLDEST_FIRST
 from token_id_capture.store.read import queries
-from token_id_capture.store.read.summaries import FlagSummary, IntentSummary, LateWriteSummary
 
 _ROLLOUTS_PER_PAGE: Final = 200
 
@@ -39,17 +37,6 @@ _OUTCOMES = f"""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a consumer, or an administrator, recorded of a snapshot."""
-
-    version: int
-    outcome: str
-    reason: str
-    metrics: dict[str, Any]
-    recorded_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """One state of one rollout. Times in seconds since the epoch, None if it has not come to that.
 
@@ -59,15 +46,15 @@ class Evidence:
     """
 
     rollout_id: str
-    state: str
+    state: State
     opened_at: float
     frozen_at: float | None
     retired_at: float | None
     snapshot: TokenCaptureSnapshot
-    outcomes: tuple[Outcome, ...]
-    flags: tuple[FlagSummary, ...] = ()
-    intents: tuple[IntentSummary, ...] = ()
-    late_writes: tuple[LateWriteSummary, ...] = ()
+    outcomes: tuple[BuildOutcome, ...]
+    flags: tuple[Flag, ...] = ()
+    intents: tuple[Intent, ...] = ()
+    late_writes: tuple[LateWrite, ...] = ()
 
 
 def rollout_ids(connection: sqlite3.Connection, states: tuple[str, ...]) -> Iterator[str]:
@@ -97,7 +84,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
             raise queries.unknown(rollout_id)
         state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
         head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
-        outcomes = connection.execute(_OUTCOMES, (snapshot_id,)).fetchall()
+        outcomes = queries.outcomes(connection.execute(_OUTCOMES, (snapshot_id,)))
         more: dict[str, Any] = (
             {
                 "flags": queries.flags(connection.execute, rollout_id),
@@ -119,12 +106,12 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
     )
     return Evidence(
         rollout_id,
-        state,
+        State(state),
         opened_at,
         frozen_at,
         retired_at,
         snapshot,
-        tuple(_outcome(*row) for row in outcomes),
+        outcomes,
         **more,
     )
 
@@ -133,11 +120,7 @@ def _entry_rows(
     connection: sqlite3.Connection, rollout_id: str, state: str, snapshot_id: str | None
 ) -> tuple[tuple[int, int] | None, queries.Rows]:
     """Version and completeness of the latest snapshot, None if there is none, and the rows of the calls."""
-    if state != "frozen":
+    if state != State.FROZEN:
         return None, queries.entry_rows(connection.execute, rollout_id)
     head = connection.execute(_SNAPSHOT, (snapshot_id,)).fetchone()
     return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0]) or []
-
-
-def _outcome(version: int, outcome: str, reason: str, metrics: str, recorded_at: float) -> Outcome:
-    return Outcome(version, outcome, reason, orjson.loads(metrics), recorded_at)

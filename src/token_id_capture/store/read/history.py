@@ -9,14 +9,15 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store.outcome_order import FORBIDS_TRAINING, latest_of
 
 # An administrator's release says nothing about a build, so what was decided before it counts.
 _LATEST: Final = f"""
     FROM build_outcomes AS o
-    WHERE o.outcome_id = {latest_of("o.snapshot_id", "l.outcome <> 'released'")}
+    WHERE o.outcome_id = {latest_of("o.snapshot_id", f"l.outcome <> '{Outcome.RELEASED}'")}
 """
-_SPAN = "SELECT min(recorded_at), max(recorded_at) FROM build_outcomes WHERE outcome <> 'released'"
+_SPAN = f"SELECT min(recorded_at), max(recorded_at) FROM build_outcomes WHERE outcome <> '{Outcome.RELEASED}'"
 _COUNTS = f"""
     SELECT CAST((o.recorded_at - :start) / :width AS INTEGER) AS slot, o.outcome, o.reason, count(*),
            coalesce(sum(json_extract(o.metrics, '$.generated_tokens_captured')), 0),
@@ -31,7 +32,7 @@ _OPEN_CALLS = "SELECT count(*) FROM call_intents WHERE outcome IS NULL"
 _KEPT = f"""
     SELECT o.rollout_id, o.version, o.outcome, o.reason, o.recorded_at
     FROM build_outcomes AS o JOIN rollouts AS r ON r.rollout_id = o.rollout_id AND r.snapshot_id = o.snapshot_id
-    WHERE o.{FORBIDS_TRAINING} AND r.state = 'frozen' AND o.outcome_id = {latest_of("o.snapshot_id")}
+    WHERE o.{FORBIDS_TRAINING} AND r.state = '{State.FROZEN}' AND o.outcome_id = {latest_of("o.snapshot_id")}
     ORDER BY o.outcome_id DESC LIMIT ?
 """
 

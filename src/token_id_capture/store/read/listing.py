@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from token_id_capture.store.outcome_order import FORBIDS_TRAINING
-from token_id_capture.store.read.queries import SUMMARIES, Execute
+from token_id_capture.lifecycle import State
+from token_id_capture.store.outcome_order import FORBIDDING, FORBIDS_TRAINING
+from token_id_capture.store.read.queries import SUMMARIES, Execute, rollout_summary
 from token_id_capture.store.read.summaries import RolloutSummary
-
-RolloutState = Literal["open", "frozen", "retired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class RolloutFilter:
     names it.
     """
 
-    state: RolloutState | None = None
+    state: State | None = None
     masked: bool = False
     incomplete: bool = False
     opened_since: float | None = None
@@ -45,7 +43,7 @@ def list_rollouts(
         "model": wanted.model,
     }
     page = execute(f"{SUMMARIES} WHERE {conditions} ORDER BY r.rollout_id LIMIT :limit", parameters)
-    return [RolloutSummary(*row) for row in page.fetchall()]
+    return [rollout_summary(row) for row in page.fetchall()]
 
 
 def _conditions(wanted: RolloutFilter) -> Iterator[str]:
@@ -58,7 +56,7 @@ def _conditions(wanted: RolloutFilter) -> Iterator[str]:
         # An index of such outcomes finds candidates; a later outcome may have taken one back.
         judged = f"SELECT rollout_id FROM build_outcomes WHERE rollout_id > :after AND {FORBIDS_TRAINING}"
         yield f"r.rollout_id IN ({judged})"
-        yield "o.latest_outcome IN ('masked', 'failed')"
+        yield f"o.latest_outcome IN ({FORBIDDING})"
     if wanted.incomplete:
         yield (
             "r.rollout_id IN (SELECT rollout_id FROM incomplete_flags WHERE rollout_id > :after "

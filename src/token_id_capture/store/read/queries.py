@@ -7,16 +7,16 @@ what runs a statement: ``execute`` of a connection of the driver, or ``exec_driv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
+import orjson
+
 from token_id_capture.errors import CorruptCaptureError, UnknownRolloutError
+from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, IntentOutcome, LateWrite, Outcome, State
 from token_id_capture.store.outcome_order import OLDEST_FIRST
 from token_id_capture.store.read.summaries import (
     CallSummary,
-    FlagSummary,
-    IntentSummary,
-    LateWriteSummary,
-    OutcomeSummary,
     RolloutDetail,
     RolloutSummary,
 )
@@ -68,7 +68,7 @@ _INTENTS = """
 """
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
 _OUTCOMES = f"""
-    SELECT version, outcome, reason, recorded_at FROM build_outcomes
+    SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
     WHERE snapshot_id = :snapshot ORDER BY {OLDEST_FIRST}
 """
 _LATE_WRITES = """
@@ -105,31 +105,52 @@ def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
     row = execute(_SUMMARY, {"rollout": rollout_id}).fetchone()
     if row is None:
         raise unknown(rollout_id)
-    summary = RolloutSummary(*row)
-    outcomes = execute(_OUTCOMES, {"snapshot": summary.snapshot_id}).fetchall()
+    summary = rollout_summary(row)
     return RolloutDetail(
         summary=summary,
         calls=tuple(CallSummary(*row) for row in execute(_CALLS, {"rollout": rollout_id}).fetchall()),
         flags=flags(execute, rollout_id),
         intents=intents(execute, rollout_id),
-        outcomes=tuple(OutcomeSummary(*row) for row in outcomes),
+        outcomes=outcomes(execute(_OUTCOMES, {"snapshot": summary.snapshot_id})),
         late_writes=late_writes(execute, rollout_id),
     )
 
 
-def flags(execute: Execute, rollout_id: str) -> tuple[FlagSummary, ...]:
+def rollout_summary(row: Sequence[Any]) -> RolloutSummary:
+    """What a row of ``SUMMARIES`` says."""
+    found = RolloutSummary(*row)
+    return replace(found, state=State(found.state), outcome=None if found.outcome is None else Outcome(found.outcome))
+
+
+def outcomes(found: Result) -> tuple[BuildOutcome, ...]:
+    """The outcomes of rows of version, outcome, reason, metrics and time."""
+    return tuple(
+        BuildOutcome(version, Outcome(outcome), reason, orjson.loads(metrics), recorded_at)
+        for version, outcome, reason, metrics, recorded_at in found.fetchall()
+    )
+
+
+def flags(execute: Execute, rollout_id: str) -> tuple[Flag, ...]:
     """Why the rollout is incomplete, in the order in which that was noticed."""
-    return tuple(FlagSummary(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
+    return tuple(Flag(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
 
 
-def intents(execute: Execute, rollout_id: str) -> tuple[IntentSummary, ...]:
+def intents(execute: Execute, rollout_id: str) -> tuple[Intent, ...]:
     """Its calls of which no entry is stored, in the order in which they began."""
-    return tuple(IntentSummary(*row) for row in execute(_INTENTS, {"rollout": rollout_id}).fetchall())
+    return tuple(_intent(*row) for row in execute(_INTENTS, {"rollout": rollout_id}).fetchall())
 
 
-def late_writes(execute: Execute, rollout_id: str) -> tuple[LateWriteSummary, ...]:
+def late_writes(execute: Execute, rollout_id: str) -> tuple[LateWrite, ...]:
     """What came too late, in the order in which it came."""
-    return tuple(LateWriteSummary(*row) for row in execute(_LATE_WRITES, {"rollout": rollout_id}).fetchall())
+    return tuple(_late_write(*row) for row in execute(_LATE_WRITES, {"rollout": rollout_id}).fetchall())
+
+
+def _intent(model_call_id: str, outcome: str | None, *rest: Any) -> Intent:
+    return Intent(model_call_id, None if outcome is None else IntentOutcome(outcome), *rest)
+
+
+def _late_write(model_call_id: str, state: str, attempted_at: float) -> LateWrite:
+    return LateWrite(model_call_id, State(state), attempted_at)
 
 
 def entry_rows(execute: Execute, rollout_id: str) -> Rows:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, LateWrite, Outcome, State
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSummary:
@@ -15,7 +17,7 @@ class RolloutSummary:
     """
 
     rollout_id: str
-    state: str
+    state: State
     version: int
     snapshot_id: str | None
     calls: int | None
@@ -23,7 +25,7 @@ class RolloutSummary:
     generated_tokens: int | None
     flags: int
     open_intents: int
-    outcome: str | None
+    outcome: Outcome | None
     reason: str | None
     opened_at: float
 
@@ -43,53 +45,12 @@ class CallSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class FlagSummary:
-    """Why the rollout is incomplete."""
-
-    model_call_id: str
-    reason: str
-    detail: str
-    flagged_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class IntentSummary:
-    """A call that was begun and of which no entry is stored; ``outcome`` None means still open."""
-
-    model_call_id: str
-    outcome: str | None
-    detail: str
-    begun_at: float
-    writer_pid: int
-    writer_host: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeSummary:
-    """A consumer's outcome."""
-
-    version: int
-    outcome: str
-    reason: str
-    recorded_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class LateWriteSummary:
-    """A record that was refused because it came too late."""
-
-    model_call_id: str
-    state: str
-    attempted_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutDetail:
     """All that is stored about one rollout, but for tokens."""
 
     summary: RolloutSummary
     calls: tuple[CallSummary, ...]
-    flags: tuple[FlagSummary, ...]
-    intents: tuple[IntentSummary, ...]
-    outcomes: tuple[OutcomeSummary, ...]
-    late_writes: tuple[LateWriteSummary, ...]
+    flags: tuple[Flag, ...]
+    intents: tuple[Intent, ...]
+    outcomes: tuple[BuildOutcome, ...]
+    late_writes: tuple[LateWrite, ...]

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, StorageFullError
+from token_id_capture.lifecycle import IntentOutcome, State
 from token_id_capture.provenance import HistoryLink
 from token_id_capture.store.codec import PackedEntry, longest_prefix
 from token_id_capture.store.schema import call_histories, call_intents, entries, incomplete_flags, late_writes, rollouts
@@ -59,7 +60,7 @@ class Rollout:
 
     rollout_id: str
     incarnation: str
-    state: str
+    state: State
     is_new: bool = False
 
 
@@ -119,7 +120,7 @@ _REFUSE_INTENT = Statement(
         call_intents.c.model_call_id == bindparam("call"),
         call_intents.c.outcome.is_(None),
     )
-    .values(outcome="refused", detail=bindparam("said"))
+    .values(outcome=IntentOutcome.REFUSED.value, detail=bindparam("said"))
 )
 _RAISE_VERSION = Statement(
     update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout")).values(version=rollouts.c.version + 1)
@@ -139,8 +140,8 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
         rollout = known.get(entry.rollout_id)
         key = entry.rollout_id, entry.model_call_id
         digest = entry.columns["payload_digest"]
-        if rollout is not None and rollout.state == "retired":
-            _refuse_late(batch, entry, "retired")
+        if rollout is not None and rollout.state == State.RETIRED:
+            _refuse_late(batch, entry, State.RETIRED)
             job.error = RolloutRetiredError(entry.rollout_id, f"call {entry.model_call_id!r}")
         elif put.begun_incarnation is not None and (rollout is None or rollout.incarnation != put.begun_incarnation):
             # The rollout was deleted since the call began: it belongs to no attempt that is left.
@@ -148,13 +149,13 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             job.error = RolloutRetiredError(entry.rollout_id, f"call {entry.model_call_id!r}, begun before its delete")
         elif stored.get(key) == digest:
             job.result = rollout.incarnation if rollout else None
-            if rollout is not None and rollout.state == "open":
+            if rollout is not None and rollout.state == State.OPEN:
                 repeated.append(entry)
         elif key in stored:
             conflicts.append(Mark(*key, reasons.CONFLICTING_PAYLOAD, "the first payload is kept"))
             job.error = ConflictingEntryError(*key)
-        elif rollout is not None and rollout.state == "frozen":
-            _refuse_late(batch, entry, "frozen")
+        elif rollout is not None and rollout.state == State.FROZEN:
+            _refuse_late(batch, entry, State.FROZEN)
             job.error = RolloutFrozenError(*key)
         elif batch.shortage:
             job.error = StorageFullError(
@@ -225,9 +226,9 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
         rollout = known.get(call.rollout_id)
         if rollout is None:
             rollout = known[call.rollout_id] = _new_rollout(call.rollout_id)
-        if rollout.state == "retired":
+        if rollout.state == State.RETIRED:
             job.error = RolloutRetiredError(call.rollout_id, f"the start of call {call.model_call_id!r}")
-        elif rollout.state == "frozen":
+        elif rollout.state == State.FROZEN:
             job.error = RolloutFrozenError(call.rollout_id, call.model_call_id)
         else:
             job.result = rollout.incarnation
@@ -260,7 +261,7 @@ def mark_incomplete(batch: Batch, mark: Mark) -> None:
     rollout = _rollouts_of(batch, [mark.rollout_id]).get(mark.rollout_id)
     if rollout is None:
         _insert_new(batch, [_new_rollout(mark.rollout_id)])
-    elif rollout.state == "retired":
+    elif rollout.state == State.RETIRED:
         raise RolloutRetiredError(mark.rollout_id, f"the mark {mark.reason!r} of call {mark.model_call_id!r}")
     _flag(batch, mark)
 
@@ -289,7 +290,7 @@ def _stored_digests(batch: Batch, jobs: list[Job]) -> dict[tuple[str, str], byte
 
 
 def _new_rollout(rollout_id: str) -> Rollout:
-    return Rollout(rollout_id, uuid.uuid4().hex, "open", is_new=True)
+    return Rollout(rollout_id, uuid.uuid4().hex, State.OPEN, is_new=True)
 
 
 def _insert_new(batch: Batch, known: Iterable[Rollout]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from sqlalchemy import Table, and_, bindparam, column, delete, exists, func, select, update
 
 from token_id_capture import reasons
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store.schema import (
     call_histories,
     call_intents,
@@ -21,10 +22,8 @@ from token_id_capture.store.schema import (
     snapshots,
 )
 from token_id_capture.store.write.queue import Batch
-from token_id_capture.store.write.snapshot import Outcome, append_outcome, latest_head, latest_outcome
+from token_id_capture.store.write.snapshot import NewOutcome, append_outcome, latest_head, latest_outcome
 from token_id_capture.store.write.statements import Statement
-
-EVIDENCE_OUTCOMES: Final = ("masked", "failed")
 
 Changed = dict[str, list[str]]
 
@@ -73,7 +72,7 @@ _DELETE_ROLLOUTS = _of_listed(rollouts)
 _RETIRE = Statement(
     update(rollouts)
     .where(rollouts.c.rollout_id.in_(_listed()))
-    .values(state="retired", retired_at=bindparam("now"), version=rollouts.c.version + bindparam("raised"))
+    .values(state=State.RETIRED.value, retired_at=bindparam("now"), version=rollouts.c.version + bindparam("raised"))
 )
 _SELECT_ROLLOUT = Statement(
     select(rollouts.c.state, rollouts.c.version, rollouts.c.snapshot_id).where(
@@ -85,7 +84,7 @@ _SELECT_LISTED = Statement(
         rollouts.c.rollout_id.in_(_listed())
     )
 )
-_OLD_TOMBSTONES = and_(rollouts.c.state == "retired", rollouts.c.retired_at < bindparam("before"))
+_OLD_TOMBSTONES = and_(rollouts.c.state == State.RETIRED, rollouts.c.retired_at < bindparam("before"))
 _SWEEP_LATE_WRITES = Statement(
     delete(late_writes).where(exists().where(rollouts.c.rollout_id == late_writes.c.rollout_id, _OLD_TOMBSTONES))
 )
@@ -98,11 +97,16 @@ def drop(batch: Batch, wanted: Drop) -> bool:
     if row is None or not wanted.snapshot_id or row[1:] != (wanted.version, wanted.snapshot_id):
         return False
     state = row[0]
-    if state == "retired":
+    if state == State.RETIRED:
         return True
     # A mark raises the rollout's version; until the next freeze no snapshot has it, and nobody saw it.
     head = latest_head(batch, wanted.snapshot_id)
-    if state != "frozen" or head is None or head.version != wanted.version or _is_evidence(batch, wanted.snapshot_id):
+    if (
+        state != State.FROZEN
+        or head is None
+        or head.version != wanted.version
+        or _is_evidence(batch, wanted.snapshot_id)
+    ):
         return False
     _delete_content(batch, [wanted.rollout_id])
     _retire(batch, [wanted.rollout_id])
@@ -115,14 +119,14 @@ def remove(batch: Batch, removal: Removal) -> Changed:
     changed = [
         rollout_id
         for rollout_id in removal.rollout_ids
-        if rollout_id in found and not (removal.keep_tombstone and found[rollout_id][0] == "retired")
+        if rollout_id in found and not (removal.keep_tombstone and found[rollout_id][0] == State.RETIRED)
     ]
     for rollout_id in changed:
         _, version, snapshot_id = found[rollout_id]
         if snapshot_id is not None and _is_evidence(batch, snapshot_id):
             # The trigger that keeps masked and failed evidence lets a released snapshot go.
             reason = reasons.RETIRED_BY_HAND if removal.keep_tombstone else reasons.DELETED_BY_HAND
-            append_outcome(batch, rollout_id, Outcome(snapshot_id, version, "released", reason, "{}"))
+            append_outcome(batch, rollout_id, NewOutcome(snapshot_id, version, Outcome.RELEASED, reason, "{}"))
     _delete_content(batch, changed)
     if removal.keep_tombstone:
         # The version is raised: a drop must not be told that it had succeeded.
@@ -141,7 +145,7 @@ def sweep_retired(batch: Batch, older_than_seconds: float) -> int:
 
 
 def _is_evidence(batch: Batch, snapshot_id: str) -> bool:
-    return latest_outcome(batch, snapshot_id) in EVIDENCE_OUTCOMES
+    return (latest := latest_outcome(batch, snapshot_id)) is not None and latest.keeps_evidence
 
 
 def _delete_content(batch: Batch, rollout_ids: list[str]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import bindparam, delete, func, insert, literal, select, text, update
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
+from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store.outcome_order import NEWEST_FIRST
 from token_id_capture.store.schema import (
     ENTRY_COLUMNS,
@@ -26,7 +28,7 @@ from token_id_capture.store.schema import (
 from token_id_capture.store.write.queue import Batch
 from token_id_capture.store.write.statements import Statement
 
-OUTCOMES = ("delivered", "masked", "failed")
+RECORDED_BY_CONSUMERS: Final = (Outcome.DELIVERED, Outcome.MASKED, Outcome.FAILED)
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,12 +42,12 @@ class SnapshotHead:
 
 
 @dataclass(slots=True, frozen=True)
-class Outcome:
-    """A consumer's outcome on a snapshot; ``metrics`` is JSON."""
+class NewOutcome:
+    """An outcome to append; ``metrics`` is JSON."""
 
     snapshot_id: str
     version: int
-    outcome: str
+    outcome: Outcome
     reason: str
     metrics: str
 
@@ -70,7 +72,10 @@ _FREEZE_ROLLOUT = Statement(
     update(rollouts)
     .where(rollouts.c.rollout_id == bindparam("rollout"))
     .values(
-        state="frozen", version=bindparam("to_version"), snapshot_id=bindparam("snapshot"), frozen_at=bindparam("now")
+        state=State.FROZEN.value,
+        version=bindparam("to_version"),
+        snapshot_id=bindparam("snapshot"),
+        frozen_at=bindparam("now"),
     )
 )
 _COPY_ENTRIES = Statement(
@@ -142,9 +147,9 @@ def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
     if row is None:
         return None
     state, version, snapshot_id = row
-    if state == "retired":
+    if state == State.RETIRED:
         raise RolloutRetiredError(rollout_id, "a freeze")
-    if state == "frozen":
+    if state == State.FROZEN:
         head = latest_head(batch, snapshot_id)
         if head is not None and head.version == version:
             return head
@@ -181,13 +186,13 @@ def latest_head(batch: Batch, snapshot_id: str) -> SnapshotHead | None:
     return None if row is None else SnapshotHead(row[0], row[1], row[2], bool(row[3]))
 
 
-def latest_outcome(batch: Batch, snapshot_id: str) -> str | None:
+def latest_outcome(batch: Batch, snapshot_id: str) -> Outcome | None:
     """What the outcome that counts says of a snapshot, or None."""
     row = _SELECT_OUTCOME.row(batch.connection, {"snapshot": snapshot_id})
-    return None if row is None else str(row[0])
+    return None if row is None else Outcome(row[0])
 
 
-def record_outcome(batch: Batch, outcome: Outcome) -> None:
+def record_outcome(batch: Batch, outcome: NewOutcome) -> None:
     """Append a outcome, unless it repeats the latest one on this version.
 
     Raises:
@@ -203,7 +208,7 @@ def record_outcome(batch: Batch, outcome: Outcome) -> None:
         append_outcome(batch, head[0], outcome)
 
 
-def append_outcome(batch: Batch, rollout_id: str, outcome: Outcome) -> None:
+def append_outcome(batch: Batch, rollout_id: str, outcome: NewOutcome) -> None:
     """Append a outcome as it is."""
     values = {
         "snapshot_id": outcome.snapshot_id,
