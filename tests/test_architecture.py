@@ -110,8 +110,8 @@ LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 MOST_FILES = 12
 
-# The commands of the command line are as many as they are.
-ANY_NUMBER_OF_FILES = {"cli/commands"}
+# The commands of the command line are as many as they are, and so are the modules that users import by name.
+ANY_NUMBER_OF_FILES = {".", "cli/commands"}
 
 
 class Import(NamedTuple):
