@@ -2,8 +2,8 @@
 
 ::
 
-    {errors, lifecycle, provenance, reasons} <- tokens <- records <- protocols <- config <- {builder, sink, store}
-        <- {rebuild, server} <- integrations <- consumer <- {delivery, explanation, testing}
+    {errors, lifecycle, provenance, reasons} <- tokens <- records <- protocols <- config <- {builder, capture, store}
+        <- {rebuild, server, sink} <- integrations <- consumer <- {delivery, explanation, testing}
         <- {browse, export, finalize, report} <- cli <- __main__
 
 Inside the three largest packages the same holds::
@@ -36,8 +36,8 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"records"}),
     frozenset({"protocols"}),
     frozenset({"config"}),
-    frozenset({"builder", "sink", "store"}),
-    frozenset({"rebuild", "server"}),
+    frozenset({"builder", "capture", "store"}),
+    frozenset({"rebuild", "server", "sink"}),
     frozenset({"integrations"}),
     frozenset({"consumer"}),
     frozenset({"delivery", "explanation", "testing"}),

@@ -48,11 +48,12 @@ class GatewayResponse(Ours):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        from token_id_capture import sink
-        from token_id_capture.server import call as captured
+        from token_id_capture.capture.context import CaptureContext
+        from token_id_capture.capture.recorder import CallRecorder
+        from token_id_capture.server.call import CapturedCall
         from token_id_capture.server.engines import make_engine
         from token_id_capture.server.engines.base import Endpoint
-        from token_id_capture.server.http import client
+        from token_id_capture.server.http.client import Client
         from token_id_capture.server.settings import GatewaySettings
         from token_id_capture.server.wire.prompt_cache import KnownTexts
         from token_id_capture.server.wire.request import CallBody
@@ -64,28 +65,25 @@ class GatewayResponse(Ours):
         self._engine = make_engine("vllm")
         self._known = KnownTexts()
         self._settings = GatewaySettings()
-        self._sink, self._captured, self._client = sink, captured, client
+        self._context, self._recorder, self._call, self._client = CaptureContext, CallRecorder, CapturedCall, Client
         self._scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
 
     async def handle(self, call: Call) -> float:
         start = time.perf_counter()
-        context = self._sink.CaptureContext(call.rollout_id, call.call_id, self.store)
-        token = self._sink.set_token_sink(context)
+        recorder = self._recorder(self._context(call.rollout_id, call.call_id, self.store))
         served = _Served()
-        try:
-            await self._captured.CapturedCall(
-                self._client.Client(self._scope, _listen, served.send),
-                self._body,
-                b"",
-                engine=self._engine,
-                upstream=_Replay(call.body),  # type: ignore[arg-type]
-                settings=self._settings,
-                known=self._known,
-            ).run()
-        finally:
-            self._sink.reset_token_sink(token)
+        await self._call(
+            self._client(self._scope, _listen, served.send),
+            self._body,
+            b"",
+            recorder,
+            engine=self._engine,
+            upstream=_Replay(call.body),  # type: ignore[arg-type]
+            settings=self._settings,
+            known=self._known,
+        ).run()
         seconds = time.perf_counter() - start
-        if not context.committed or not 0 < served.size < len(call.body) // 2:
+        if not recorder.context.committed or not 0 < served.size < len(call.body) // 2:
             raise RuntimeError(f"call {call.call_id} was not captured and served")
         return seconds
 

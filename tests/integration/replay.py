@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import uvicorn
 from aiohttp import web
 
 from token_id_capture.server.app import create_app
+from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.listener import listen
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.store import TokenCaptureStore
@@ -250,6 +252,13 @@ async def running_gateway(
             TokenCaptureStore(database) as reader,
         ):
             yield Gateway(url, engine, reader, session, server, app)
+
+
+def connector_to(engine: str) -> Any:
+    """The pool of connections that a gateway in this process has to the engine at this address."""
+    found = [it for it in gc.get_objects() if isinstance(it, Upstream) and str(it.url).rstrip("/") == engine]
+    (upstream,) = found
+    return upstream._opened().connector
 
 
 async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> Any:

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
-from replay import Gateway, Recording, running_gateway, until
+from replay import Gateway, Recording, connector_to, running_gateway, until
 
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
@@ -261,7 +261,7 @@ async def test_many_hang_ups_leave_no_task_and_no_connection_behind(gateway: Gat
 
     await asyncio.gather(*map(hang_up, range(60)))
     engine.step(60 * len(sent))
-    connector = gateway.app._upstream._session.connector
+    connector = connector_to(gateway.engine.url)
 
     async def clean() -> bool:
         return len(engine.ends) == 60 and not connector._acquired

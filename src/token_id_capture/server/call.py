@@ -20,6 +20,7 @@ import orjson
 from starlette.datastructures import Headers
 
 from token_id_capture import reasons
+from token_id_capture.capture.recorder import CallRecorder
 from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
 from token_id_capture.server.http.exchange import Exchanges, Response, header, is_refusal, redirection
@@ -34,7 +35,6 @@ from token_id_capture.server.wire.redaction import client_view
 from token_id_capture.server.wire.request import CallBody
 from token_id_capture.server.wire.response import EngineResponse, read_response
 from token_id_capture.server.wire.synthesis import EVENT_STREAM, event_stream
-from token_id_capture.sink import commit_choices, current_capture_context, mark_current_call, refuse_current_call
 
 _logger = logging.getLogger(__name__)
 _MESSAGE_SHOWN = 300
@@ -49,6 +49,7 @@ class CapturedCall:
         client: Client,
         body: CallBody,
         sent: bytes,
+        recorder: CallRecorder,
         *,
         engine: Engine,
         upstream: Exchanges,
@@ -61,9 +62,8 @@ class CapturedCall:
         self._engine = engine
         self._upstream = upstream
         self._settings = settings
-        context = current_capture_context()
-        packed = context is not None and reads_packed_arrays(engine)
-        self._bodies = BodyReader(known if packed else None, context.rollout_id if context is not None else "")
+        self._recorder = recorder
+        self._bodies = BodyReader(known if reads_packed_arrays(engine) else None, recorder.context.rollout_id)
         self._request = CapturedRequest.of(
             body.members, Headers(scope=client.scope), settings.session_headers, settings.log_probs_mode
         )
@@ -77,7 +77,7 @@ class CapturedCall:
             await self._client.limit_after_hang_up(self._settings.drain_seconds, self._serve)
         except ClientGoneError:
             detail = f"the client hung up, and the engine had not finished {self._settings.drain_seconds:g} s later"
-            await mark_current_call(reasons.LOST_STREAM, detail)
+            await self._recorder.flag(reasons.LOST_STREAM, detail)
         except UpstreamError as error:
             await self._failed(error)
 
@@ -94,7 +94,14 @@ class CapturedCall:
 
     async def _streamed(self, response: Response, limit: HangUpLimit) -> None:
         stream = StreamedResponse(
-            self._client, response, self._body, self._reader, self._bodies.chunk, self._view, self._commit
+            self._client,
+            response,
+            self._body,
+            self._reader,
+            self._bodies.chunk,
+            self._view,
+            self._recorder,
+            self._commit,
         )
         await stream.run(limit)
 
@@ -105,9 +112,9 @@ class CapturedCall:
         read = self._bodies.whole(body)
         parsed = read.parsed
         if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
-            await mark_current_call(reasons.INVALID_TOKENS, "the response is no JSON object")
+            await self._recorder.flag(reasons.INVALID_TOKENS, "the response is no JSON object")
         elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
-            await mark_current_call(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
+            await self._recorder.flag(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
             await self._commit(partial(read_response, self._reader, self._body.endpoint, parsed))
             body = self._view.response(read)
@@ -119,26 +126,24 @@ class CapturedCall:
 
     async def _commit(self, read: Callable[[], EngineResponse]) -> None:
         """Store the call, or mark it with the reason why not."""
-        context = current_capture_context()
-        if context is None:
-            return
+        context = self._recorder.context
         try:
             served = read()
             if self._settings.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
                 await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
             entries = entries_from(context, self._request, served)
         except NotCapturableError as refused:
-            await mark_current_call(refused.reason, refused.detail)
+            await self._recorder.flag(refused.reason, refused.detail)
         except Exception as error:
             _logger.exception("reading the tokens of call %r failed", context.model_call_id)
-            await mark_current_call(reasons.CAPTURE_FAILED, f"{type(error).__name__}: {error}")
+            await self._recorder.flag(reasons.CAPTURE_FAILED, f"{type(error).__name__}: {error}")
         else:
-            await commit_choices(entries)
+            await self._recorder.commit(entries)
 
     async def _compressed(self, response: Response, limit: HangUpLimit, coding: str) -> None:
         """Pass a response on that cannot be read here."""
         detail = f"the response is compressed ({coding}), though it was asked for plain"
-        await mark_current_call(reasons.INVALID_TOKENS, detail)
+        await self._recorder.flag(reasons.INVALID_TOKENS, detail)
         await self._client.start(response.status, response.headers)
         while chunk := await response.next_chunk():
             await self._client.write(chunk)
@@ -151,18 +156,18 @@ class CapturedCall:
         limit.lift()
         detail = f"HTTP {response.status}: {_message(_parsed(body), body)}"
         if (elsewhere := redirection(response)) is not None:
-            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"HTTP {response.status} to {elsewhere}")
+            await self._recorder.flag(reasons.UNCAPTURED_ENDPOINT, f"HTTP {response.status} to {elsewhere}")
         elif is_refusal(response.status):
-            await refuse_current_call(detail)
+            await self._recorder.refuse(detail)
         else:
-            await mark_current_call(reasons.UNKNOWN_OUTCOME, detail)
+            await self._recorder.flag(reasons.UNKNOWN_OUTCOME, detail)
         await self._client.response(response.status, response.headers, body)
 
     async def _failed(self, error: UpstreamError) -> None:
         if not error.sent:
-            await refuse_current_call(str(error))
+            await self._recorder.refuse(str(error))
         else:
-            await mark_current_call(reasons.UNKNOWN_OUTCOME, str(error))
+            await self._recorder.flag(reasons.UNKNOWN_OUTCOME, str(error))
         if not self._client.started:
             await self._client.send_error(error.status, str(error), "upstream_unavailable")
 

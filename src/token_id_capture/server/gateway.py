@@ -11,6 +11,7 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope, Send
 
 from token_id_capture import reasons
+from token_id_capture.capture.recorder import CallRecorder, recorder_in
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
 from token_id_capture.server.call import CapturedCall
 from token_id_capture.server.engines.base import Engine
@@ -22,12 +23,6 @@ from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.endpoints import Kind, kind_of
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.request import CallBody
-from token_id_capture.sink import (
-    current_capture_context,
-    mark_current_call,
-    refuse_current_call,
-    register_call_intent,
-)
 
 _logger = logging.getLogger(__name__)
 
@@ -72,39 +67,39 @@ class Gateway:
 
     async def _serve(self, client: Client, body: bytes) -> None:
         scope = client.scope
-        context = current_capture_context()
+        recorder = recorder_in(scope)
         kind = kind_of(scope["method"], scope["path"], self._engine.paths)
-        if context is None or context.token_sink is None or kind is Kind.HARMLESS:
+        if recorder is None or kind is Kind.HARMLESS:
             await self._relay(client, body, None)
         elif kind is Kind.UNCAPTURED:
-            if await self._announced(client):
-                await self._relay(client, body, _Outcome(f"{scope['method']} {scope['path']}"))
+            if await self._begun(client, recorder):
+                await self._relay(client, body, _Outcome(recorder, f"{scope['method']} {scope['path']}"))
         else:
             body = await client.decompressed(body, self._settings.body_limit)
-            call = await self._captured_call(client, body)
+            call = await self._captured_call(client, body, recorder)
             del body  # a long prompt need not wait for its answer
             if call is not None:
                 await call.run()
 
-    async def _captured_call(self, client: Client, raw: bytes) -> CapturedCall | None:
-        """The call of a captured endpoint, announced; None if it was answered already."""
+    async def _captured_call(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
+        """The call of a captured endpoint, begun; None if it was answered already."""
         try:
-            call = self._prepared(client, raw)
+            call = self._prepared(client, raw, recorder)
         except Exception as error:
             # A mistake in an engine adapter costs the capture of a call, never the call.
             _logger.exception("the engine adapter failed")
-            call, unread = None, _Outcome(f"{type(error).__name__}: {error}", reason=reasons.CAPTURE_FAILED)
+            call, unread = None, _Outcome(recorder, f"{type(error).__name__}: {error}", reason=reasons.CAPTURE_FAILED)
         else:
             # The engine's own error is the answer. Should it be none, the call was not captured.
-            unread = _Outcome("a body that cannot be read here")
+            unread = _Outcome(recorder, "a body that cannot be read here")
         # Whatever the body is: what the gateway cannot read the engine may, and generate.
-        if not await self._announced(client):
+        if not await self._begun(client, recorder):
             return None
         if call is None:
             await self._relay(client, raw, unread)
         return call
 
-    def _prepared(self, client: Client, raw: bytes) -> CapturedCall | None:
+    def _prepared(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call as the engine is to be asked; None if the body cannot be read."""
         body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
         if body is None:
@@ -113,22 +108,22 @@ class Gateway:
         sent = body.for_engine(self._engine, raw)
         if sent is None:
             return None
-        if (context := current_capture_context()) is not None:
-            context.model = body.model
+        recorder.context.model = body.model
         return CapturedCall(
             client,
             body,
             sent,
+            recorder,
             engine=self._engine,
             upstream=self._upstream,
             settings=self._settings,
             known=self._known,
         )
 
-    async def _announced(self, client: Client) -> bool:
+    async def _begun(self, client: Client, recorder: CallRecorder) -> bool:
         """Register the intent; if that fails the call is not dispatched, and the client is told."""
         try:
-            await register_call_intent()
+            await recorder.begin()
         except (RolloutFrozenError, RolloutRetiredError) as error:
             # 410, for clients repeat a 409 and a 5xx, and this rollout takes no call any more.
             await client.send_error(410, str(error), "rollout_closed")
@@ -182,7 +177,8 @@ class _Outcome:
     ``reason`` says why nothing is captured where there is a response.
     """
 
-    def __init__(self, what: str, *, reason: str = reasons.UNCAPTURED_ENDPOINT) -> None:
+    def __init__(self, recorder: CallRecorder, what: str, *, reason: str = reasons.UNCAPTURED_ENDPOINT) -> None:
+        self._recorder = recorder
         self._what = what
         self._reason = reason
         self._settled = False
@@ -192,19 +188,19 @@ class _Outcome:
         self._settled = True
         status, elsewhere = response.status, redirection(response)
         if elsewhere is not None:
-            await mark_current_call(reasons.UNCAPTURED_ENDPOINT, f"{self._what}: HTTP {status} to {elsewhere}")
+            await self._recorder.flag(reasons.UNCAPTURED_ENDPOINT, f"{self._what}: HTTP {status} to {elsewhere}")
         elif is_refusal(status):
-            await refuse_current_call(f"HTTP {status}")
+            await self._recorder.refuse(f"HTTP {status}")
         elif status < 300:
-            await mark_current_call(self._reason, self._what)
+            await self._recorder.flag(self._reason, self._what)
         else:
-            await mark_current_call(reasons.UNKNOWN_OUTCOME, f"{self._what}: HTTP {status}")
+            await self._recorder.flag(reasons.UNKNOWN_OUTCOME, f"{self._what}: HTTP {status}")
 
     async def failed(self, problem: str, *, sent: bool) -> None:
         """There is no answer, or it broke off."""
         if self._settled:
             return
         if sent:
-            await mark_current_call(reasons.UNKNOWN_OUTCOME, f"{self._what}: {problem}")
+            await self._recorder.flag(reasons.UNKNOWN_OUTCOME, f"{self._what}: {problem}")
         else:
-            await refuse_current_call(problem)
+            await self._recorder.refuse(problem)

@@ -14,10 +14,11 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from token_id_capture.capture.context import CaptureContext, reset_token_sink, set_token_sink
+from token_id_capture.capture.recorder import SCOPE_KEY, CallRecorder
 from token_id_capture.protocols import TokenSink, installed_token_sink
 from token_id_capture.records import validate_rollout_id
 from token_id_capture.server.http.errors import refuse_websocket, send_error, wants_websocket
-from token_id_capture.sink import CaptureContext, reset_token_sink, set_token_sink
 
 ROLLOUT_PREFIX: Final = "/ng-rollout"
 CAPTURE_SEGMENT: Final = "/training-token-capture"
@@ -56,6 +57,7 @@ class TokenCaptureMiddleware:
             sink = self._sink if self._sink is not None else installed_token_sink()
             if tag.captured and sink is not None:
                 context = CaptureContext(tag.rollout_id, uuid4().hex, sink)
+                scope[SCOPE_KEY] = CallRecorder(context)
         if context is not None and wants_websocket(scope):
             # What a websocket carries would bypass the capture, and nobody would notice.
             await refuse_websocket(scope, receive, send)

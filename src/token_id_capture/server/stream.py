@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from token_id_capture import reasons
+from token_id_capture.capture.recorder import CallRecorder
 from token_id_capture.server.engines.base import Reader
 from token_id_capture.server.http.client import Client, HangUpLimit
 from token_id_capture.server.http.exchange import Response
@@ -24,7 +25,6 @@ from token_id_capture.server.wire.fast_parse import ResponseBody
 from token_id_capture.server.wire.redaction import ClientView, is_usage_only
 from token_id_capture.server.wire.request import CallBody
 from token_id_capture.server.wire.response import EngineResponse, StreamMerger
-from token_id_capture.sink import mark_current_call
 
 _logger = logging.getLogger(__name__)
 
@@ -43,12 +43,14 @@ class StreamedResponse:
         reader: Reader,
         read_chunk: Callable[[bytes], ResponseBody],
         view: ClientView,
+        recorder: CallRecorder,
         commit: Callable[[Callable[[], EngineResponse]], Awaitable[None]],
     ) -> None:
         self._client = client
         self._response = response
         self._read_chunk = read_chunk
         self._view = view
+        self._recorder = recorder
         self._commit = commit
         self._parser = EventParser()
         self._merger = StreamMerger(reader, body.endpoint, body.expected_choices)
@@ -89,17 +91,17 @@ class StreamedResponse:
     async def _settle(self, problem: str) -> None:
         """Store the call, or mark it with the reason why not."""
         if self._error is not None:
-            await mark_current_call(reasons.UNKNOWN_OUTCOME, self._error)
+            await self._recorder.flag(reasons.UNKNOWN_OUTCOME, self._error)
         elif self._fault is not None:
-            await mark_current_call(reasons.CAPTURE_FAILED, self._fault)
+            await self._recorder.flag(reasons.CAPTURE_FAILED, self._fault)
         elif self._unreadable:
             detail = f"{self._unreadable} events of the stream are no JSON objects"
-            await mark_current_call(reasons.INVALID_TOKENS, detail)
+            await self._recorder.flag(reasons.INVALID_TOKENS, detail)
         elif self._complete:
             await self._commit(self._merger.response)
         else:
             unfinished = "".join(f"; choice {index} has no finish reason" for index in self._merger.unfinished)
-            await mark_current_call(
+            await self._recorder.flag(
                 reasons.LOST_STREAM, ("the stream ended early" if self._done else problem) + unfinished
             )
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from token_id_capture.capture.context import current_capture_context
 from token_id_capture.cli.options import LogFormat, printable, show_warnings
 from token_id_capture.errors import TokenCaptureError
-from token_id_capture.sink import current_capture_context
 
 _ACCESS_LOGGER = "token_id_capture.access"
 

@@ -8,10 +8,10 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from token_id_capture.capture.recorder import recorder_in
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.wire.endpoints import Kind, kind_of
-from token_id_capture.sink import current_capture_context
 
 RETRY_AFTER_SECONDS: Final = 5
 
@@ -60,8 +60,7 @@ class CallsInFlight:
             self._metrics.calls_in_flight.dec()
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = current_capture_context()
-        if context is not None and context.token_sink is not None:
+        if recorder_in(scope) is not None:
             self._metrics.count("overloaded")
         message = (
             f"The call was not sent: this worker of the gateway already serves {self._limit} calls at once. "

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
 from token_id_capture.protocols import TokenSink
-from token_id_capture.records import TokenEntry
+from token_id_capture.records import TokenEntry, call_of_choice
 from token_id_capture.server.http.metrics import GatewayMetrics
-from token_id_capture.sink import current_capture_context
 
 
 class MeteredSink:
@@ -55,8 +54,7 @@ class MeteredSink:
         except ConflictingEntryError:
             self._metrics.count("marked", reasons.CONFLICTING_PAYLOAD)
             raise
-        context = current_capture_context()
-        if context is None or context.model_call_id == entry.model_call_id:
+        if call_of_choice(entry.model_call_id) == entry.model_call_id:
             self._metrics.count("captured")
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:

@@ -16,10 +16,11 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 
 from token_id_capture import reasons
+from token_id_capture.capture.context import CaptureContext
+from token_id_capture.capture.recorder import describe_validation
 from token_id_capture.errors import InvalidEntryError
 from token_id_capture.records import TokenEntry, choice_call_id
 from token_id_capture.server.wire.response import EngineChoice, EngineResponse
-from token_id_capture.sink import CaptureContext, describe_validation
 from token_id_capture.tokens import LogProbs, TokenIds
 
 SAMPLING_FIELDS: Final[Set[str]] = {
