@@ -9,7 +9,7 @@
 Inside the three largest packages the same holds::
 
     store: {codec, file, outcome_order} <- schema <- read <- write <- {maintain, store}
-    server: {defaults, text} <- {engines, settings} <- wire <- http
+    server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
         <- {continuity, listener, middleware, prompt_ids, stream} <- call <- gateway <- {app, check}
     cli: options <- {output, serving} <- {commands, demo} <- main
 """
@@ -58,7 +58,7 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
     ),
     "server": (
         frozenset({"defaults", "text"}),
-        frozenset({"engines", "settings"}),
+        frozenset({"dialects", "engines", "settings"}),
         frozenset({"wire"}),
         frozenset({"http"}),
         frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream"}),

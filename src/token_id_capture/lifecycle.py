@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class State(StrEnum):
@@ -45,6 +45,43 @@ class IntentOutcome(StrEnum):
     """The engine refused it before it generated anything."""
 
 
+class Purpose(StrEnum):
+    """What a harness makes a call for."""
+
+    TURN = "turn"
+    """A turn of an agent's conversation."""
+    AUXILIARY = "auxiliary"
+    """Something beside the conversation, such as its title."""
+    COMPACTION = "compaction"
+    """A summary with which the agent's conversation starts again."""
+    PREWARM = "prewarm"
+    """A call that only fills the engine's cache."""
+
+
+MAIN_AGENT: Final = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Whose call it is, as far as the harness tells; each member is None where it does not.
+
+    ``agent`` is ``MAIN_AGENT`` or the harness's id of a sub-agent, whose parent is ``parent_agent``.
+    ``offers_tools`` says whether the request offered any: title and summary calls mostly offer none.
+    """
+
+    agent: str | None = None
+    parent_agent: str | None = None
+    purpose: Purpose | None = None
+    offers_tools: bool | None = None
+
+
+UNTOLD: Final = CallOrigin()
+"""The origin of a call of which nothing is known."""
+
+ORIGIN_FIELDS: Final = ("agent", "parent_agent", "purpose", "offers_tools")
+"""The members of ``CallOrigin``, which are columns and members of records too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """Why a rollout is incomplete; ``model_call_id`` is empty if it concerns no single call."""
@@ -53,6 +90,7 @@ class Flag:
     reason: str
     detail: str
     flagged_at: float = 0.0
+    origin: CallOrigin = UNTOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +103,7 @@ class Intent:
     begun_at: float
     writer_pid: int
     writer_host: str
+    origin: CallOrigin = UNTOLD
 
 
 @dataclass(frozen=True, slots=True)

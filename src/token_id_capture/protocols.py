@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
+from token_id_capture.lifecycle import CallOrigin
 from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
@@ -110,6 +111,18 @@ class RemembersHistories(Protocol):
         Raises:
             CorruptCaptureError: stored tokens do not match their digest.
         """
+        ...
+
+
+@runtime_checkable
+class AttributedCalls(Protocol):
+    """Optional extension of a sink with call intents: it is told whose call begins.
+
+    A call that is lost then costs no other agent's sequence.
+    """
+
+    async def begin_attributed_call(self, rollout_id: str, model_call_id: str, origin: CallOrigin) -> None:
+        """As ``begin_call``, in its place; flags of the call are stored with ``origin`` too."""
         ...
 
 

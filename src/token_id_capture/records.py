@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from token_id_capture.errors import InvalidEntryError
+from token_id_capture.lifecycle import CallOrigin, Purpose
 from token_id_capture.provenance import Continuity
 from token_id_capture.tokens import LogProbs, TokenIds
 
@@ -27,7 +28,12 @@ TOKEN_FIELDS: Final = (*TOKEN_ARRAYS, "routed_experts")
 
 ROLLOUT_ID_MAX_LENGTH: Final = 200
 MODEL_CALL_ID_MAX_LENGTH: Final = 200
+AGENT_MAX_LENGTH: Final = 200
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ID_RULE: Final = (
+    "use letters, digits, '.', '_' and '-', starting with a letter or digit, "
+    f"at most {ROLLOUT_ID_MAX_LENGTH} characters"
+)
 
 
 def validate_rollout_id(rollout_id: str) -> str:
@@ -38,16 +44,24 @@ def validate_rollout_id(rollout_id: str) -> str:
     """
     if not is_rollout_id(rollout_id):
         shown = repr(rollout_id)
-        raise ValueError(
-            f"invalid rollout id {shown if len(shown) <= 80 else shown[:77] + '...'}: use letters, digits, "
-            f"'.', '_' and '-', starting with a letter or digit, at most {ROLLOUT_ID_MAX_LENGTH} characters"
-        )
+        raise ValueError(f"invalid rollout id {shown if len(shown) <= 80 else shown[:77] + '...'}: {_ID_RULE}")
     return rollout_id
 
 
 def is_rollout_id(value: object) -> bool:
     """Whether ``validate_rollout_id`` would return it."""
     return isinstance(value, str) and len(value) <= ROLLOUT_ID_MAX_LENGTH and _ROLLOUT_ID.fullmatch(value) is not None
+
+
+def validate_agent(name: str) -> str:
+    """Return the name of an agent that a path names, if it is written as rollout ids are.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not is_rollout_id(name):
+        raise ValueError(f"invalid agent name: {_ID_RULE}")
+    return name
 
 
 def rollout_id_from_record(record: Mapping[str, Any]) -> str | None:
@@ -85,7 +99,7 @@ class TokenEntry(BaseModel):
     ``prompt_token_ids`` has P ids, ``generation_token_ids`` and ``generation_log_probs`` have G
     items each; ``output_items`` is the content that was generated, without token arrays, and
     ``token_item_index`` the item of it that the arrays belong to. ``created_at`` is in seconds
-    since the epoch.
+    since the epoch. ``agent``, ``parent_agent``, ``purpose`` and ``offers_tools`` are those of ``CallOrigin``.
 
     Raises:
         pydantic.ValidationError (a ValueError): it names the field that is wrong.
@@ -110,6 +124,10 @@ class TokenEntry(BaseModel):
     sampling: dict[str, Any] | None = None
     log_probs_mode: str | None = None
     continuity: Continuity | None = None
+    agent: str | None = Field(default=None, min_length=1, max_length=AGENT_MAX_LENGTH)
+    parent_agent: str | None = Field(default=None, min_length=1, max_length=AGENT_MAX_LENGTH)
+    purpose: Purpose | None = None
+    offers_tools: bool | None = None
 
     @field_validator("schema_version")
     @classmethod
@@ -138,6 +156,11 @@ class TokenEntry(BaseModel):
             raise ValueError(f"token_item_index {index} is outside output_items, which has {len(self.output_items)}")
         return self
 
+    @property
+    def origin(self) -> CallOrigin:
+        """Whose call it is."""
+        return CallOrigin(self.agent, self.parent_agent, self.purpose, self.offers_tools)
+
     def is_sound(self) -> bool:
         """Whether validation would change or refuse nothing of what a store relies on.
 
@@ -160,7 +183,15 @@ class TokenEntry(BaseModel):
             and math.isfinite(self.created_at)
             and type(items) is list
             and (index is None or (type(index) is int and 0 <= index < len(items)))
+            and _is_agent(self.agent)
+            and _is_agent(self.parent_agent)
+            and (self.purpose is None or type(self.purpose) is Purpose)
+            and (self.offers_tools is None or type(self.offers_tools) is bool)
         )
+
+
+def _is_agent(value: object) -> bool:
+    return value is None or (type(value) is str and 1 <= len(value) <= AGENT_MAX_LENGTH)
 
 
 def choice_call_id(model_call_id: str, position: int) -> str:

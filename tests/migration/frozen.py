@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from token_id_capture.errors import RolloutFrozenError
+from token_id_capture.lifecycle import CallOrigin
 from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
@@ -54,7 +55,7 @@ async def fill(store: TokenCaptureStore) -> None:
         await store.put(call, HistoryLink(chain, reasoning=b"", call_ids=b"", ended=call.finish_reason is not None))
     for call in (*MASKED, *DELIVERED, entry("retired", "only", [1], [2])):
         await store.put(call)
-    await store.begin_call("open", "lost")
+    await store.begin_attributed_call("open", "lost", CallOrigin("reviewer", "main", None, False))
     await store.begin_call("open", "refused")
     await store.refuse_call("open", "refused", "context too long")
     await store.mark_incomplete("masked", "gone", "token_count_mismatch: 5 token ids, 12 completion tokens")

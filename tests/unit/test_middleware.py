@@ -181,3 +181,25 @@ async def test_a_websocket_handshake_of_a_captured_rollout_gets_426() -> None:
 async def test_other_scopes_pass_through() -> None:
     app, _ = await called("", MemorySink(), kind="lifespan")
     assert app.scopes[0]["type"] == "lifespan"
+
+
+@pytest.mark.parametrize("rest", ["", "/v1/messages", "/agent/x"])
+async def test_a_path_step_names_the_agent_of_a_call(rest: str) -> None:
+    app, _ = await called(f"/ng-rollout/demo-1/agent/planner/training-token-capture{rest}", MemorySink())
+    (context,) = app.contexts
+    assert context is not None
+    assert (context.rollout_id, context.origin.agent, context.origin.parent_agent) == ("demo-1", "planner", "main")
+    assert app.scopes[0]["path"] == (rest or "/")
+    assert app.scopes[0]["raw_path"] == (rest or "/").encode()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 201])
+async def test_a_malformed_agent_name_is_refused(name: str) -> None:
+    app, sent = await called(f"/ng-rollout/demo-1/agent/{name}/training-token-capture/v1/messages", MemorySink())
+    assert (app.scopes, sent[0]["status"]) == ([], 400)
+    assert b"agent name" in sent[1]["body"]
+
+
+async def test_without_the_capture_segment_an_agent_step_is_the_engines() -> None:
+    app, _ = await called("/ng-rollout/demo-1/agent/planner/v1/messages", MemorySink())
+    assert (app.contexts, app.scopes[0]["path"]) == ([None], "/agent/planner/v1/messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
+from token_id_capture.lifecycle import UNTOLD, CallOrigin
 from token_id_capture.protocols import TokenSink
 
 
@@ -13,7 +14,8 @@ class CaptureContext:
     """The call that the current request is, and where its record goes.
 
     A ``token_sink`` of None says that another process records this call: nothing is captured and
-    nothing is flagged. ``committed`` is set once the call's tokens are durable.
+    nothing is flagged. ``committed`` is set once the call's tokens are durable. ``origin`` is
+    whose call it is.
     """
 
     rollout_id: str
@@ -21,6 +23,7 @@ class CaptureContext:
     token_sink: TokenSink | None
     model: str = ""
     committed: bool = False
+    origin: CallOrigin = UNTOLD
 
     def __str__(self) -> str:
         return f"call {self.model_call_id!r} of rollout {self.rollout_id!r}"

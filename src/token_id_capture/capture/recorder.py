@@ -22,7 +22,8 @@ from token_id_capture.errors import (
     RolloutFrozenError,
     RolloutRetiredError,
 )
-from token_id_capture.protocols import CallIntents, TokenSink, missing_methods
+from token_id_capture.lifecycle import UNTOLD
+from token_id_capture.protocols import AttributedCalls, CallIntents, TokenSink, missing_methods
 from token_id_capture.records import TokenEntry, extract_token_fields, response_to_output_items
 
 SCOPE_KEY: Final = "token_id_capture.call"
@@ -51,7 +52,11 @@ class CallRecorder:
                 no tokens were spent.
         """
         context, sink = self.context, self.context.token_sink
-        if sink is not None and not missing_methods(sink, ("begin_call",)):
+        if sink is None or missing_methods(sink, ("begin_call",)):
+            return
+        if context.origin != UNTOLD and isinstance(sink, AttributedCalls):
+            await sink.begin_attributed_call(context.rollout_id, context.model_call_id, context.origin)
+        else:
             await cast(CallIntents, sink).begin_call(context.rollout_id, context.model_call_id)
 
     async def capture(self, response: Mapping[str, Any]) -> None:

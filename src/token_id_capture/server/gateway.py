@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
@@ -109,6 +110,7 @@ class Gateway:
         if sent is None:
             return None
         recorder.context.model = body.model
+        recorder.context.origin = replace(recorder.context.origin, offers_tools=body.offers_tools)
         return CapturedCall(
             client,
             body,

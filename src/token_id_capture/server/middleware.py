@@ -9,31 +9,36 @@ another task, in which neither the context nor a cancellation arrives as it shou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import uuid4
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.capture.context import CaptureContext, reset_token_sink, set_token_sink
 from token_id_capture.capture.recorder import SCOPE_KEY, CallRecorder
 from token_id_capture.protocols import TokenSink, installed_token_sink
-from token_id_capture.records import validate_rollout_id
+from token_id_capture.records import validate_agent, validate_rollout_id
 from token_id_capture.server.http.errors import refuse_websocket, send_error, wants_websocket
+from token_id_capture.server.wire.origin import call_origin
 
 ROLLOUT_PREFIX: Final = "/ng-rollout"
 CAPTURE_SEGMENT: Final = "/training-token-capture"
+AGENT_SEGMENT: Final = "/agent"
+"""Before the capture segment, followed by a name: for agents of a harness that tells them apart in no header."""
 
 
 class TokenCaptureMiddleware:
     """Binds requests under the correlation prefix to a rollout, a call and a sink.
 
-    ============================================  ===================================================
-    ``/ng-rollout/<id>/training-token-capture/x``  the application sees ``/x``, with a capture context
-    ``/ng-rollout/<id>/x``                         the application sees ``/x``, and nothing is captured
-    any other path                                 untouched
-    ============================================  ===================================================
+    ==========================================================  =======================================
+    ``/ng-rollout/<id>/training-token-capture/x``               the application sees ``/x``, with a capture context
+    ``/ng-rollout/<id>/agent/<name>/training-token-capture/x``  the same, and the call is of the agent ``name``
+    ``/ng-rollout/<id>/x``                                      the application sees ``/x``; nothing is captured
+    any other path                                              untouched
+    ==========================================================  =======================================
 
-    A malformed rollout id is answered with 400: a rewritten id could not be looked up. Each request
+    A malformed rollout id or agent name is answered with 400: a rewritten id could not be looked up. Each request
     is a call of its own, also where a harness repeats one. ``sink`` is the one to record in, else
     the one of ``install_token_sink``; with neither, capture is off and only the prefix is removed.
     """
@@ -56,7 +61,8 @@ class TokenCaptureMiddleware:
             scope = dict(scope, path=tag.path, raw_path=tag.raw_path)
             sink = self._sink if self._sink is not None else installed_token_sink()
             if tag.captured and sink is not None:
-                context = CaptureContext(tag.rollout_id, uuid4().hex, sink)
+                origin = call_origin(Headers(scope=scope), tag.agent)
+                context = CaptureContext(tag.rollout_id, uuid4().hex, sink, origin=origin)
                 scope[SCOPE_KEY] = CallRecorder(context)
         if context is not None and wants_websocket(scope):
             # What a websocket carries would bypass the capture, and nobody would notice.
@@ -77,6 +83,7 @@ class _Tag:
 
     rollout_id: str
     captured: bool
+    agent: str | None
     path: str
     raw_path: bytes
 
@@ -91,12 +98,12 @@ def _read_tag(scope: Scope) -> _Tag | None:
         if _is_tagged(raw):
             raise ValueError("the path names a rollout in one spelling and none in the other")
         return None
-    prefix, rest, captured, rollout_id = _split(tail)
-    if not raw.startswith(prefix) or _split(raw)[0] != prefix:
+    prefix = _split(tail)
+    if not raw.startswith(prefix.text) or _split(raw) != prefix:
         raise ValueError("the rollout part of the path must not be percent-encoded")
     start = root if mounted else ""
-    raw_rest = raw[len(prefix) :] or "/"
-    return _Tag(rollout_id, captured, start + rest, (start + raw_rest).encode("latin-1"))
+    rest, raw_rest = (text[len(prefix.text) :] or "/" for text in (tail, raw))
+    return _Tag(prefix.rollout_id, prefix.captured, prefix.agent, start + rest, (start + raw_rest).encode("latin-1"))
 
 
 def _raw_tail(scope: Scope, root: str, tail: str) -> str:
@@ -110,12 +117,28 @@ def _is_tagged(path: str) -> bool:
     return path == ROLLOUT_PREFIX or path.startswith(ROLLOUT_PREFIX + "/")
 
 
-def _split(path: str) -> tuple[str, str, bool, str]:
-    """Split a tagged path into prefix, rest (at least ``/``), whether it captures, and the rollout id."""
+class _Prefix(NamedTuple):
+    text: str
+    rollout_id: str
+    captured: bool = False
+    agent: str | None = None
+
+
+def _split(path: str) -> _Prefix:
+    """The prefix of a tagged path."""
     rollout_id, _, rest = path[len(ROLLOUT_PREFIX) + 1 :].partition("/")
     validate_rollout_id(rollout_id)
     prefix = f"{ROLLOUT_PREFIX}/{rollout_id}"
-    captured = f"/{rest}" == CAPTURE_SEGMENT or f"/{rest}".startswith(CAPTURE_SEGMENT + "/")
-    if captured:
-        prefix += CAPTURE_SEGMENT
-    return prefix, path[len(prefix) :] or "/", captured, rollout_id
+    rest = f"/{rest}"
+    if _begins(rest, CAPTURE_SEGMENT):
+        return _Prefix(prefix + CAPTURE_SEGMENT, rollout_id, captured=True)
+    if _begins(rest, AGENT_SEGMENT):
+        agent, _, behind = rest[len(AGENT_SEGMENT) + 1 :].partition("/")
+        if _begins(f"/{behind}", CAPTURE_SEGMENT):
+            text = f"{prefix}{AGENT_SEGMENT}/{validate_agent(agent)}{CAPTURE_SEGMENT}"
+            return _Prefix(text, rollout_id, captured=True, agent=agent)
+    return _Prefix(prefix, rollout_id)
+
+
+def _begins(path: str, segment: str) -> bool:
+    return path == segment or path.startswith(segment + "/")

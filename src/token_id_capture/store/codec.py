@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from token_id_capture.errors import CorruptCaptureError, InvalidEntryError
+from token_id_capture.lifecycle import ORIGIN_FIELDS
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION, TokenEntry
 from token_id_capture.tokens import LogProbs, TokenIds
 
@@ -30,6 +31,7 @@ _STORED_IN_COLUMNS = {
     *("schema_version", "rollout_id", "model_call_id", "model", "finish_reason", "created_at"),
     *("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"),
     *("output_items", "token_item_index"),
+    *ORIGIN_FIELDS,
 }
 _LENGTHS = struct.Struct("<5Q")
 
@@ -124,7 +126,8 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
     experts = None if entry.routed_experts is None else _json(entry, entry.routed_experts)
     # Adding 0 makes a negative zero positive, which is how SQLite gives it back.
     created_at = entry.created_at + 0.0
-    head = _json(entry, [entry.schema_version, entry.model, entry.finish_reason, created_at, prompt_length])
+    origin = {name: getattr(entry, name) for name in ORIGIN_FIELDS}
+    head = _head([entry.schema_version, entry.model, entry.finish_reason, created_at, prompt_length], origin)
     return PackedEntry(
         rollout_id=entry.rollout_id,
         model_call_id=entry.model_call_id,
@@ -150,6 +153,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
             "generation": generation.tobytes(),
             "log_probs": log_probs,
             "routed_experts": None if experts is None else zlib.compress(experts, 1),
+            **origin,
         },
     )
 
@@ -164,12 +168,20 @@ def stored_payload_digest(row: Mapping[str, Any]) -> bytes:
     experts = row["routed_experts"]
     return _payload_digest(
         row["sequence_digest"],
-        orjson.dumps([row[name] for name in fields]),
+        _head([row[name] for name in fields], {name: row[name] for name in ORIGIN_FIELDS}),
         row["content"].encode(),
         row["extras"].encode(),
         b"" if experts is None else zlib.decompress(experts),
         row["log_probs"],
     )
+
+
+def _head(members: list[Any], origin: Mapping[str, Any]) -> bytes:
+    """The small members of a record for its digest. One that tells no origin has the digest that it always had."""
+    told = {name: value for name, value in origin.items() if value is not None}
+    if "offers_tools" in told:
+        told["offers_tools"] = bool(told["offers_tools"])  # SQLite gives a number back
+    return orjson.dumps([*members, told] if told else members)
 
 
 def _payload_digest(sequence_digest: bytes, *parts: bytes) -> bytes:
@@ -242,6 +254,7 @@ def _unpack(rollout_id: str, row: Mapping[str, Any], prompt: TokenIds, generatio
         "generation_token_ids": generation,
         "generation_log_probs": LogProbs.from_bytes(row["log_probs"]),
     }
+    fields.update((name, row[name]) for name in ORIGIN_FIELDS if row[name] is not None)
     if row["routed_experts"] is not None:
         fields["routed_experts"] = orjson.loads(zlib.decompress(row["routed_experts"]))
     return TokenEntry.model_validate(fields)

@@ -61,6 +61,22 @@ def _entry_columns() -> list[Column[Any]]:
         Column("generation", BLOB, nullable=False, comment="the sampled ids"),
         Column("log_probs", BLOB, nullable=False, comment="one log probability a sampled id"),
         Column("routed_experts", BLOB, comment="opaque, zlib-compressed JSON"),
+        *_origin_columns(),
+    ]
+
+
+def _origin_columns() -> list[Column[Any]]:
+    """Whose call it is; null where the harness does not tell."""
+    return [
+        Column("agent", TEXT, comment="main, or the harness's id of a sub-agent"),
+        Column("parent_agent", TEXT, comment="the agent that started this one"),
+        Column(
+            "purpose",
+            TEXT,
+            CheckConstraint("purpose IN ('turn', 'auxiliary', 'compaction', 'prewarm')"),
+            comment="what the harness says that the call is for",
+        ),
+        Column("offers_tools", INTEGER, CheckConstraint("offers_tools IN (0, 1)"), comment="whether the request did"),
     ]
 
 
@@ -131,7 +147,7 @@ entries = Table(
     *_entry_checks(),
     # The last two let summaries of a rollout be read from the index: rows are wide, and each lies on
     # a page of its own.
-    Index("entries_by_length", "rollout_id", "sequence_length", "generation_length", "model"),
+    Index("entries_by_length", "rollout_id", "sequence_length", "generation_length", "model", "agent"),
     sqlite_strict=True,
 )
 
@@ -149,6 +165,7 @@ call_intents = Table(
         comment="null while the call is open",
     ),
     Column("detail", TEXT, nullable=False, comment="what the engine said when it refused"),
+    *_origin_columns(),
     sqlite_strict=True,
 )
 
@@ -174,6 +191,7 @@ incomplete_flags = Table(
     Column("reason", TEXT, nullable=False, comment="a code; the package's reasons module explains each"),
     Column("detail", TEXT, nullable=False, comment="particulars, for people"),
     Column("flagged_at", REAL, nullable=False),
+    *_origin_columns(),
     Index("incomplete_flags_by_rollout", "rollout_id"),
     sqlite_strict=True,
 )
@@ -225,6 +243,7 @@ snapshot_flags = Table(
     Column("reason", TEXT, nullable=False, comment="a flag's reason, or call_lost for an intent still open"),
     Column("detail", TEXT, nullable=False),
     Column("flagged_at", REAL, nullable=False),
+    *_origin_columns(),
     _of_snapshot(),
     Index("snapshot_flags_by_snapshot", "snapshot_id", "version"),
     sqlite_strict=True,

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, StoreClosedError
-from token_id_capture.lifecycle import Outcome
+from token_id_capture.lifecycle import UNTOLD, CallOrigin, Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry, validate_rollout_id
@@ -166,7 +166,11 @@ class TokenCaptureStore:
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """Record that a call is about to be dispatched."""
-        call = writes.Call(validate_rollout_id(rollout_id), _call_id(model_call_id))
+        await self.begin_attributed_call(rollout_id, model_call_id, UNTOLD)
+
+    async def begin_attributed_call(self, rollout_id: str, model_call_id: str, origin: CallOrigin) -> None:
+        """Record that a call is about to be dispatched, and whose it is; its flags will tell that too."""
+        call = writes.Call(validate_rollout_id(rollout_id), _call_id(model_call_id), origin=origin)
         incarnation = await self._write(writes.begin_calls, call)
         self._begun[rollout_id, model_call_id] = incarnation
         if len(self._begun) > _REMEMBERED_CALLS:

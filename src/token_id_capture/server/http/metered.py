@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
-from token_id_capture.protocols import TokenSink
+from token_id_capture.lifecycle import UNTOLD, CallOrigin
+from token_id_capture.protocols import AttributedCalls, TokenSink
 from token_id_capture.records import TokenEntry, call_of_choice
 from token_id_capture.server.http.metrics import GatewayMetrics
 
@@ -23,8 +24,14 @@ class MeteredSink:
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """Count the call as begun, or as not sent."""
+        await self.begin_attributed_call(rollout_id, model_call_id, UNTOLD)
+
+    async def begin_attributed_call(self, rollout_id: str, model_call_id: str, origin: CallOrigin) -> None:
+        """The same, where it is known whose call it is."""
         try:
-            if self._begin is not None:
+            if origin != UNTOLD and isinstance(self._sink, AttributedCalls):
+                await self._sink.begin_attributed_call(rollout_id, model_call_id, origin)
+            elif self._begin is not None:
                 await self._begin(rollout_id, model_call_id)
         except (RolloutFrozenError, RolloutRetiredError):
             self._metrics.count("closed")

@@ -135,6 +135,10 @@ def entries_from(context: CaptureContext, request: CapturedRequest, response: En
         "response_id": response.response_id,
         "sampling": request.sampling,
         "log_probs_mode": request.log_probs_mode,
+        "agent": context.origin.agent,
+        "parent_agent": context.origin.parent_agent,
+        "purpose": context.origin.purpose,
+        "offers_tools": context.origin.offers_tools,
         **({"session_headers": request.session_headers} if request.session_headers else {}),
     }
     entries: list[TokenEntry] = []

@@ -47,6 +47,11 @@ class CallBody:
         return model if isinstance(model, str) else ""
 
     @property
+    def offers_tools(self) -> bool | None:
+        """Whether the model may call a tool; None where the endpoint knows no tools."""
+        return bool(self.members.get("tools")) if self.endpoint is Endpoint.CHAT else None
+
+    @property
     def asks_usage(self) -> bool:
         """Whether the client wants the chunk that tells the usage."""
         options = self.members.get("stream_options")

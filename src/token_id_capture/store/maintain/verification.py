@@ -19,6 +19,7 @@ from token_id_capture.lifecycle import State
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION
 from token_id_capture.store.codec import PAYLOAD_MISMATCH, UNREADABLE, stored_payload_digest
 from token_id_capture.store.file.read_only import read_only, transaction
+from token_id_capture.store.read.queries import ENTRY_ROW
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -42,12 +43,7 @@ _SNAPSHOTS = """
 """
 # A call is always longer than the one that its prompt continues, which is therefore seen before it.
 _CALLS = "SELECT model_call_id FROM {source} ORDER BY prompt_length, model_call_id"
-_CALL = """
-    SELECT model_call_id, payload_digest, sequence_digest, prefix_call_id, prefix_length, prompt_length,
-           generation_length, sequence_length, schema_version, model, finish_reason, created_at, content, extras,
-           prompt_suffix, generation, log_probs, routed_experts
-    FROM {source} AND model_call_id = ?
-"""
+_CALL = f"SELECT {', '.join(ENTRY_ROW)} FROM {{source}} AND model_call_id = ?"
 
 
 @dataclass(frozen=True, slots=True)

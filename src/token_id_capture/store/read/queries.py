@@ -13,7 +13,18 @@ from typing import Any, Final, Protocol
 import orjson
 
 from token_id_capture.errors import CorruptCaptureError, UnknownRolloutError
-from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, IntentOutcome, LateWrite, Outcome, State
+from token_id_capture.lifecycle import (
+    ORIGIN_FIELDS,
+    BuildOutcome,
+    CallOrigin,
+    Flag,
+    Intent,
+    IntentOutcome,
+    LateWrite,
+    Outcome,
+    Purpose,
+    State,
+)
 from token_id_capture.store.outcome_order import OLDEST_FIRST
 from token_id_capture.store.read.summaries import (
     CallSummary,
@@ -44,25 +55,30 @@ SUMMARIES: Final = """
 """
 """The fields of ``RolloutSummary``. Of entries, an index is all that it reads."""
 
-# What codec.unpack_rollout reads.
-_ENTRY_COLUMNS: Final = (
+ENTRY_ROW: Final = (
     *("model_call_id", "payload_digest", "sequence_digest", "prefix_call_id", "prefix_length", "prompt_length"),
     *("generation_length", "sequence_length", "schema_version", "model", "finish_reason", "created_at"),
     *("content", "extras", "prompt_suffix", "generation", "log_probs", "routed_experts"),
+    *ORIGIN_FIELDS,
 )
-_ENTRY: Final = ", ".join(_ENTRY_COLUMNS)
+"""The columns that ``codec`` reads of an entry."""
+_ENTRY: Final = ", ".join(ENTRY_ROW)
 
 _SUMMARY = f"{SUMMARIES} WHERE r.rollout_id = :rollout"
-_CALLS = """
+_ORIGIN: Final = ", ".join(ORIGIN_FIELDS)
+_ORIGIN_WIDTH: Final = len(ORIGIN_FIELDS)
+_CALLS = f"""
     SELECT model_call_id, prefix_call_id, prefix_length, prompt_length, generation_length, model, finish_reason,
-           created_at
+           created_at, {_ORIGIN}
     FROM entries WHERE rollout_id = :rollout ORDER BY rowid
 """
-_FLAGS = """
-    SELECT model_call_id, reason, detail, flagged_at FROM incomplete_flags WHERE rollout_id = :rollout ORDER BY flag_id
+_FLAGS = f"""
+    SELECT model_call_id, reason, detail, flagged_at, {_ORIGIN}
+    FROM incomplete_flags WHERE rollout_id = :rollout ORDER BY flag_id
 """
-_INTENTS = """
-    SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host
+_INTENTS = f"""
+    SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host,
+           {", ".join(f"i.{name}" for name in ORIGIN_FIELDS)}
     FROM call_intents AS i JOIN writers AS w ON w.writer_id = i.writer_id
     WHERE i.rollout_id = :rollout ORDER BY i.rowid
 """
@@ -108,7 +124,7 @@ def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
     summary = rollout_summary(row)
     return RolloutDetail(
         summary=summary,
-        calls=tuple(CallSummary(*row) for row in execute(_CALLS, {"rollout": rollout_id}).fetchall()),
+        calls=tuple(_call(*row) for row in execute(_CALLS, {"rollout": rollout_id}).fetchall()),
         flags=flags(execute, rollout_id),
         intents=intents(execute, rollout_id),
         outcomes=outcomes(execute(_OUTCOMES, {"snapshot": summary.snapshot_id})),
@@ -132,7 +148,7 @@ def outcomes(found: Result) -> tuple[BuildOutcome, ...]:
 
 def flags(execute: Execute, rollout_id: str) -> tuple[Flag, ...]:
     """Why the rollout is incomplete, in the order in which that was noticed."""
-    return tuple(Flag(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
+    return tuple(_flag(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
 
 
 def intents(execute: Execute, rollout_id: str) -> tuple[Intent, ...]:
@@ -145,8 +161,26 @@ def late_writes(execute: Execute, rollout_id: str) -> tuple[LateWrite, ...]:
     return tuple(_late_write(*row) for row in execute(_LATE_WRITES, {"rollout": rollout_id}).fetchall())
 
 
+def _call(*row: Any) -> CallSummary:
+    return replace(CallSummary(*row[:-_ORIGIN_WIDTH]), origin=_origin(*row[-_ORIGIN_WIDTH:]))
+
+
+def _flag(*row: Any) -> Flag:
+    return replace(Flag(*row[:-_ORIGIN_WIDTH]), origin=_origin(*row[-_ORIGIN_WIDTH:]))
+
+
 def _intent(model_call_id: str, outcome: str | None, *rest: Any) -> Intent:
-    return Intent(model_call_id, None if outcome is None else IntentOutcome(outcome), *rest)
+    known = None if outcome is None else IntentOutcome(outcome)
+    return replace(Intent(model_call_id, known, *rest[:-_ORIGIN_WIDTH]), origin=_origin(*rest[-_ORIGIN_WIDTH:]))
+
+
+def _origin(agent: str | None, parent: str | None, purpose: str | None, offers_tools: int | None) -> CallOrigin:
+    return CallOrigin(
+        agent,
+        parent,
+        None if purpose is None else Purpose(purpose),
+        None if offers_tools is None else bool(offers_tools),
+    )
 
 
 def _late_write(model_call_id: str, state: str, attempted_at: float) -> LateWrite:
@@ -179,4 +213,4 @@ def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows | No
 
 
 def _as_dicts(result: Result) -> Rows:
-    return [dict(zip(_ENTRY_COLUMNS, row, strict=True)) for row in result.fetchall()]
+    return [dict(zip(ENTRY_ROW, row, strict=True)) for row in result.fetchall()]

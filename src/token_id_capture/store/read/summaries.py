@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, LateWrite, Outcome, State
+from token_id_capture.lifecycle import UNTOLD, BuildOutcome, CallOrigin, Flag, Intent, LateWrite, Outcome, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class CallSummary:
     model: str
     finish_reason: str | None
     created_at: float
+    origin: CallOrigin = UNTOLD
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import bindparam, column, delete, func, select, tuple_, update
+from sqlalchemy import bindparam, column, delete, func, select, tuple_, union_all, update
 from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, StorageFullError
-from token_id_capture.lifecycle import IntentOutcome, State
+from token_id_capture.lifecycle import ORIGIN_FIELDS, UNTOLD, CallOrigin, IntentOutcome, State
 from token_id_capture.provenance import HistoryLink
 from token_id_capture.store.codec import PackedEntry, longest_prefix
 from token_id_capture.store.schema import call_histories, call_intents, entries, incomplete_flags, late_writes, rollouts
@@ -42,6 +42,7 @@ class Call:
     rollout_id: str
     model_call_id: str
     detail: str = ""
+    origin: CallOrigin = UNTOLD
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,16 +100,31 @@ _SELECT_CANDIDATES = Statement(
 _INSERT_ROLLOUT = Statement(insert(rollouts), ["rollout_id", "incarnation", "state", "version", "opened_at"])
 _INSERT_ENTRY = Statement(insert(entries))
 _INSERT_HISTORY = Statement(insert(call_histories))
+_OF_INTENT: Final = ("writer_id", "begun_at", "outcome", "detail", *ORIGIN_FIELDS)
 _new_intent = insert(call_intents)
 # A call that is still open stays as it is; one that was refused and begins again is open again.
 _INSERT_INTENT = Statement(
     _new_intent.on_conflict_do_update(
         index_elements=[call_intents.c.rollout_id, call_intents.c.model_call_id],
-        set_={name: _new_intent.excluded[name] for name in ("writer_id", "begun_at", "outcome", "detail")},
+        set_={name: _new_intent.excluded[name] for name in _OF_INTENT},
         where=call_intents.c.outcome.is_not(None),
     )
 )
-_INSERT_FLAG = Statement(insert(incomplete_flags), ["rollout_id", "model_call_id", "reason", "detail", "flagged_at"])
+_INSERT_FLAG = Statement(
+    insert(incomplete_flags),
+    ["rollout_id", "model_call_id", "reason", "detail", "flagged_at", *ORIGIN_FIELDS],
+)
+# A call is known by its intent while it is open, and by its entry once it is stored.
+_SELECT_ORIGIN = Statement(
+    union_all(
+        *(
+            select(*(table.c[name] for name in ORIGIN_FIELDS)).where(
+                table.c.rollout_id == bindparam("rollout"), table.c.model_call_id == bindparam("call")
+            )
+            for table in (call_intents, entries)
+        )
+    ).limit(1)
+)
 _INSERT_LATE_WRITE = Statement(insert(late_writes).on_conflict_do_nothing())
 _DELETE_INTENTS = Statement(
     delete(call_intents).where(tuple_(call_intents.c.rollout_id, call_intents.c.model_call_id).in_(select(*_key)))
@@ -240,6 +256,7 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
                     "begun_at": batch.now,
                     "outcome": None,
                     "detail": "",
+                    **asdict(call.origin),
                 }
             )
     _insert_new(batch, known.values())
@@ -267,12 +284,14 @@ def mark_incomplete(batch: Batch, mark: Mark) -> None:
 
 
 def _flag(batch: Batch, mark: Mark) -> None:
+    origin = _SELECT_ORIGIN.row(batch.connection, {"rollout": mark.rollout_id, "call": mark.model_call_id})
     values = {
         "rollout_id": mark.rollout_id,
         "model_call_id": mark.model_call_id,
         "reason": mark.reason,
         "detail": mark.detail,
         "flagged_at": batch.now,
+        **dict(zip(ORIGIN_FIELDS, origin or (None,) * len(ORIGIN_FIELDS), strict=True)),
     }
     _INSERT_FLAG.run(batch.connection, values)
     _RAISE_VERSION.run(batch.connection, {"rollout": mark.rollout_id})

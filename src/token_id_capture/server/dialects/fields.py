@@ -1,0 +1,89 @@
+"""Typed reading of client JSON. Each problem names its field, as clients show the message to their users."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_SHOWN: Final = 60
+
+
+class InvalidRequestError(ValueError):
+    """The client's request cannot be translated; ``field`` is the path of what is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.field = field
+
+
+def read_text(value: Any, field: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise _mismatch(value, field, "a string")
+    return value
+
+
+def read_object(value: Any, field: str) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise _mismatch(value, field, "an object")
+    return value
+
+
+def read_list(value: Any, field: str) -> list[Any]:
+    """A JSON array."""
+    if not isinstance(value, list):
+        raise _mismatch(value, field, "an array")
+    return value
+
+
+def read_flag(value: Any, field: str) -> bool:
+    """A JSON boolean."""
+    if not isinstance(value, bool):
+        raise _mismatch(value, field, "a boolean")
+    return value
+
+
+def read_number(value: Any, field: str) -> int | float:
+    """A JSON number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _mismatch(value, field, "a number")
+    return value
+
+
+def read_count(value: Any, field: str) -> int:
+    """An integer of at least 1."""
+    if type(value) is not int or value < 1:
+        raise _mismatch(value, field, "an integer of at least 1")
+    return value
+
+
+def read_integer(value: Any, field: str) -> int:
+    """An integer."""
+    if type(value) is not int:
+        raise _mismatch(value, field, "an integer")
+    return value
+
+
+def read_texts(value: Any, field: str) -> list[str]:
+    """A list of strings."""
+    return [read_text(item, f"{field}.{index}") for index, item in enumerate(read_list(value, field))]
+
+
+def unsupported(value: Any, field: str, known: str) -> InvalidRequestError:
+    """The error for a ``type`` or a name that the gateway cannot translate."""
+    return InvalidRequestError(field, f"{_shown(value)} cannot be translated to a chat completion; {known}")
+
+
+def _mismatch(value: Any, field: str, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(field, f"must be {wanted}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = (
+        repr(value) if isinstance(value, str) else {None: "null", True: "true", False: "false"}.get(value, str(value))
+    )
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

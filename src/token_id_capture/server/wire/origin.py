@@ -1,0 +1,78 @@
+"""Whose call it is, from the headers by which harnesses tell their sub-agents apart.
+
+Claude Code, Codex and OpenCode send them; docs/harnesses.md says which. What names no agent leaves the
+origin unknown, unless the path of the call names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+
+from token_id_capture.lifecycle import MAIN_AGENT, CallOrigin, Purpose
+from token_id_capture.records import AGENT_MAX_LENGTH
+
+_CODEX_METADATA = "x-codex-turn-metadata"
+_CODEX_PURPOSES = {
+    "turn": Purpose.TURN,
+    "compaction": Purpose.COMPACTION,
+    "prewarm": Purpose.PREWARM,
+}
+
+
+def call_origin(headers: Headers, named: str | None) -> CallOrigin:
+    """The origin that the headers tell. ``named`` is the agent that the path names, else None.
+
+    A harness below a named agent's path is that agent, and its sub-agents are that agent's.
+    """
+    agent, parent, purpose = _told(headers)
+    if named is not None:
+        agent = named if agent in (None, MAIN_AGENT) else agent
+        default = MAIN_AGENT if agent == named else named
+        parent = default if parent in (None, MAIN_AGENT) else parent
+    if agent == MAIN_AGENT:
+        parent = None
+    return CallOrigin(agent, parent, purpose)
+
+
+def _told(headers: Headers) -> tuple[str | None, str | None, Purpose | None]:
+    """Agent, parent and purpose; of the harnesses that are known, the first that shows."""
+    if "x-claude-code-session-id" in headers or "x-claude-code-agent-id" in headers:
+        return _agent(headers, "x-claude-code-agent-id", "x-claude-code-parent-agent-id", None)
+    if "thread-id" in headers:
+        turn = _codex_turn(headers)
+        purpose = _CODEX_PURPOSES.get(str(turn.get("request_kind")))
+        is_sub_agent = (
+            "x-openai-subagent" in headers
+            or "x-codex-parent-thread-id" in headers
+            or turn.get("thread_source") == "subagent"
+        )
+        if not is_sub_agent:
+            return MAIN_AGENT, None, purpose
+        # The session has the id of its first thread, which is the main agent's.
+        return _agent(headers, "thread-id", "x-codex-parent-thread-id", headers.get("session-id"), purpose)
+    if "x-parent-session-id" in headers:
+        # Of OpenCode's sub-agents none starts another, so that the parent is the main agent.
+        return _agent(headers, "x-session-id", "x-parent-session-id", headers.get("x-parent-session-id"))
+    return (MAIN_AGENT if "x-session-id" in headers else None), None, None
+
+
+def _agent(
+    headers: Headers, agent_header: str, parent_header: str, main: str | None, purpose: Purpose | None = None
+) -> tuple[str | None, str | None, Purpose | None]:
+    agent, parent = headers.get(agent_header, MAIN_AGENT), headers.get(parent_header, MAIN_AGENT)
+    if not (0 < len(agent) <= AGENT_MAX_LENGTH and 0 < len(parent) <= AGENT_MAX_LENGTH):
+        return None, None, purpose
+    return agent, MAIN_AGENT if parent == main else parent, purpose
+
+
+def _codex_turn(headers: Headers) -> Mapping[str, Any]:
+    """What Codex says of the turn. It also holds paths and commits of the user's, which are not kept."""
+    try:
+        turn = orjson.loads(headers.get(_CODEX_METADATA, "{}"))
+    except orjson.JSONDecodeError:
+        return {}
+    return turn if isinstance(turn, dict) else {}
