@@ -72,7 +72,8 @@ FLAG_REASONS: Final[dict[str, str]] = {
 }
 
 BUILD_REASONS: Final[dict[str, str]] = {
-    ABORTED_CALL: "The engine cut a call of the sequence off, so the policy never finished that answer.",
+    ABORTED_CALL: "The engine cut a call of the sequence off (abort, error, content_filter, ...), so the policy never "
+    "finished that answer.",
     BUILD_FAILED: "The captured calls could not be joined to a sequence.",
     CAPTURE_INCOMPLETE: "At least one call of the rollout was lost or flagged; the flags say which and why.",
     EMPTY_GENERATIONS: "No captured call has a generated token, so there is nothing to train on.",

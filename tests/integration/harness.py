@@ -95,13 +95,16 @@ class ScenarioEngine:
 def with_token_ids(call: Exchange) -> Exchange:
     """The exchange as an engine would have answered it that sends the ids and log probabilities it was asked for.
 
-    The stub always counted 42 tokens; the prompt has one id for each message.
+    The stub always counted 42 tokens; the prompt has one id for each message, and one more.
     """
     if not call.streams or call.status != 200:
         return call
     frames = [json.loads(frame[6:]) for frame in call.payload.split(b"\n\n") if frame.startswith(b"data: {")]
     speaking = [frame for frame in frames if frame["choices"]]
     speaking[0]["prompt_token_ids"] = list(range(len(json.loads(call.body)["messages"]) + 1))
+    for frame in frames:
+        if isinstance(frame.get("usage"), dict):
+            frame["usage"]["prompt_tokens"] = len(speaking[0]["prompt_token_ids"])
     left, first = 42, 1000 * len(json.loads(call.body)["messages"])
     for position, frame in enumerate(speaking[1:], 1):
         # The last one has what is left over, if the stream came so far.

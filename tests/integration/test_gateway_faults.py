@@ -54,6 +54,23 @@ async def test_a_gap_in_streamed_ids_is_a_count_mismatch_and_the_client_sees_eve
             "token_count_mismatch",
             "1 token ids, 1 log probabilities, no count of completion tokens",
         ),
+        (
+            {**chat([5], [-0.1]), "usage": {"completion_tokens": 1, "prompt_tokens": 50}},
+            "token_count_mismatch",
+            "3 prompt token ids, 50 prompt tokens",
+        ),
+        (
+            {**chat([5], [-0.1]), "prompt_token_ids": [1, True]},
+            "invalid_tokens",
+            "choice 0: a boolean among the prompt token ids",
+        ),
+        (
+            {**chat([5], [-0.1], prompt_token_ids=[1, 2]), "prompt_token_ids": [1, 2, 3]},
+            "invalid_tokens",
+            "choice 0: the response names two different prompts",
+        ),
+        (chat([5, 6], [-0.1, 5.0]), "invalid_tokens", "log probability 1 is 5.0, above 0"),
+        (chat([5], [-0.1], finish_reason=None), "lost_stream", "choice 0 has no finish reason"),
         (chat([5, 6], [-0.1, -9999.0]), "log_prob_placeholder", "log probability 1 is -9999.0"),
         (
             chat([5, 6], [-0.1, None]),
@@ -324,13 +341,13 @@ async def test_an_error_inside_a_stream_is_passed_on_and_the_outcome_unknown(gat
     assert await masked(gateway)
 
 
-async def test_a_response_that_is_no_json_is_passed_on_and_marked(gateway: Gateway) -> None:
+async def test_a_response_that_is_no_json_is_a_502_and_marked(gateway: Gateway) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(body=b"<html>", content_type="text/html")
 
     gateway.engine.handler = handler
     response = await gateway.post(CHAT, BODY)
-    assert (response.status, response.body) == (200, b"<html>")
+    assert (response.status, response.json()["error"]["code"]) == (502, "unreadable_response")
     assert [reason for reason, _ in await gateway.flags()] == ["invalid_tokens"]
 
 

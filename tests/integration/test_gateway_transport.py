@@ -62,8 +62,9 @@ async def test_an_engine_that_ends_its_responses_by_closing_is_understood(
     answer = f"HTTP/1.0 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode() + payload
     async with raw_engine(answer) as url, running_gateway(tmp_path, upstream=url) as gateway:
         response = await gateway.post(CHAT, STREAM if kind == "text/event-stream" else BODY)
-        # A stream without its end must not look whole.
-        assert (response.status, response.whole) == (200, outcome != "lost_stream")
+        # A stream without its end must not look whole, and what cannot be read is not passed on.
+        status = 502 if outcome == "invalid_tokens" else 200
+        assert (response.status, response.whole) == (status, outcome != "lost_stream")
         assert [reason for reason, _ in await gateway.flags()] == ([] if outcome == "captured" else [outcome])
         assert len(await gateway.store.read_entries("r1")) == (outcome == "captured")
 
@@ -85,7 +86,7 @@ async def test_a_request_in_chunks_reaches_the_engine_whole_and_is_captured(gate
 
 
 @pytest.mark.parametrize(("kind", "payload"), [("application/json", WHOLE), ("text/event-stream", b"".join(EVENTS))])
-async def test_a_response_that_is_compressed_all_the_same_is_passed_on_whole_and_marked(
+async def test_a_response_that_is_compressed_all_the_same_is_marked_and_not_passed_on(
     gateway: Gateway, kind: str, payload: bytes
 ) -> None:
     packed = gzip.compress(payload)
@@ -99,9 +100,9 @@ async def test_a_response_that_is_compressed_all_the_same_is_passed_on_whole_and
 
     gateway.engine.handler = handler
     seen = await gateway.post(CHAT, STREAM if kind == "text/event-stream" else BODY)
-    assert (seen.status, seen.body, seen.whole) == (200, packed, True)
+    assert (seen.status, seen.json()["error"]["code"]) == (502, "unreadable_response")
     assert await gateway.flags() == [
-        ("invalid_tokens", "the response is compressed (gzip), though it was asked for plain")
+        ("invalid_tokens", "the response cannot be read: it is compressed (gzip), though it was asked for plain")
     ]
     assert await gateway.intents() == [None]
 

@@ -14,7 +14,7 @@ from token_id_capture.server.text.sse import EventParser
 from token_id_capture.server.wire.entries import CapturedRequest, NotCapturableError, entries_from
 from token_id_capture.server.wire.fast_parse import BodyReader, ResponseBody
 from token_id_capture.server.wire.prompt_cache import KnownTexts
-from token_id_capture.server.wire.redaction import client_view
+from token_id_capture.server.wire.redaction import ClientView, client_view
 from token_id_capture.server.wire.response import read_response
 from token_id_capture.sink import CaptureContext
 from token_id_capture.tokens import TokenIds
@@ -120,12 +120,20 @@ def _stored(response: ResponseBody) -> Any:
     return [entry.model_dump(exclude={"created_at"}) for entry in entries]
 
 
+def _seen(view: ClientView, response: ResponseBody) -> bytes | None:
+    """What the client gets; None where it gets nothing of the response."""
+    try:
+        return view.response(response)
+    except ValueError:
+        return None
+
+
 def _assert_alike(text: bytes, known: KnownTexts) -> bool:
     """Whether arrays were cut out; either way the response says the same."""
     whole, cut = ResponseBody.parse(text), BodyReader(known, "r").whole(text)
     for asked in _ASKED:
         view = client_view(_ENGINE.hidden(Endpoint.CHAT, asked), hide_usage=False)
-        assert view.response(cut) == view.response(whole)
+        assert _seen(view, cut) == _seen(view, whole)
     assert (cut.parsed is None) == (whole.parsed is None)
     assert _stored(cut) == _stored(whole)
     return isinstance(cut.parsed, dict) and isinstance(cut.parsed.get("prompt_token_ids"), TokenIds)

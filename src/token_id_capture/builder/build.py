@@ -11,8 +11,14 @@ from token_id_capture.errors import ConfigurationError, ConflictingEntryError
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
 
-ABORTED: Final = "abort"
-"""The ``finish_reason`` of a call that the engine cut off: sampled, but no whole answer."""
+FINISHED: Final = frozenset(
+    {"stop", "length", "tool_calls", "function_call"}  # OpenAI's interface, and what engines send in it
+    | {"end_turn", "max_tokens", "stop_sequence", "tool_use"}  # Anthropic's
+    | {"STOP", "MAX_TOKENS"}  # Gemini's
+    | {"eos_token"}  # text-generation-inference
+)
+"""The finish reasons of what the policy ended itself, or a limit that the caller set. After ``abort``, ``error``,
+``content_filter`` and whatever is not known here, what was sampled is no whole answer."""
 
 
 def prefix_merging(entries: Iterable[TokenEntry]) -> BuildOutput:
@@ -137,4 +143,4 @@ def _earliest_root(path: list[LinkedCall]) -> tuple[float, str]:
 
 
 def _aborted(entries: Iterable[TokenEntry]) -> list[str]:
-    return [entry.model_call_id for entry in entries if entry.finish_reason == ABORTED]
+    return [entry.model_call_id for entry in entries if entry.finish_reason not in (None, *FINISHED)]

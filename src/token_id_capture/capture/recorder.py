@@ -32,6 +32,9 @@ SCOPE_KEY: Final = "token_id_capture.call"
 LOG_PROB_PLACEHOLDER_LIMIT: Final = -9999.0
 """vLLM clamps what it has no log probability for to -9999.0 in every OpenAI-shaped response."""
 
+HIGHEST_LOG_PROB: Final = 1e-3
+"""A probability is at most 1; what rounding in half precision adds to its logarithm is allowed."""
+
 # Their particulars may quote what the engine sent. That is for the database, which only its owner reads.
 _QUOTING_REASONS: Final = frozenset({reasons.CAPTURE_FAILED, reasons.INVALID_TOKENS, reasons.UNKNOWN_OUTCOME})
 
@@ -91,9 +94,8 @@ class CallRecorder:
         if sink is None:
             return
         for entry in entries:
-            placeholder = _placeholder(entry)
-            if placeholder is not None:
-                await self.flag(reasons.LOG_PROB_PLACEHOLDER, placeholder)
+            if (unusable := _unusable(entry)) is not None:
+                await self.flag(*unusable)
                 return
         for entry in (*entries[1:], *entries[:1]):
             if not await self._put(sink, entry):
@@ -183,9 +185,12 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _placeholder(entry: TokenEntry) -> str | None:
+def _unusable(entry: TokenEntry) -> tuple[str, str] | None:
+    """The reason, and the particulars, why the log probabilities are none to train on."""
     log_probs = entry.generation_log_probs
-    lowest = min(log_probs, default=0.0)
-    if lowest > LOG_PROB_PLACEHOLDER_LIMIT:
-        return None
-    return f"log probability {log_probs.index(lowest)} is {lowest}"
+    lowest, highest = min(log_probs, default=0.0), max(log_probs, default=0.0)
+    if lowest <= LOG_PROB_PLACEHOLDER_LIMIT:
+        return reasons.LOG_PROB_PLACEHOLDER, f"log probability {log_probs.index(lowest)} is {lowest}"
+    if highest > HIGHEST_LOG_PROB:
+        return reasons.INVALID_TOKENS, f"log probability {log_probs.index(highest)} is {highest}, above 0"
+    return None

@@ -29,7 +29,7 @@ from token_id_capture.server.prompt_ids import add_prompt_ids
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.stream import StreamedResponse
 from token_id_capture.server.wire.entries import CapturedRequest, NotCapturableError, entries_from
-from token_id_capture.server.wire.fast_parse import BodyReader
+from token_id_capture.server.wire.fast_parse import BodyReader, ResponseBody
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.redaction import client_view
 from token_id_capture.server.wire.request import CallBody
@@ -85,8 +85,8 @@ class CapturedCall:
         async with self._upstream.open(self._client.scope, self._sent.pop(), plain=True) as response:
             if not 200 <= response.status < 300:
                 await self._not_served(response, limit)
-            elif (coding := (header(response, b"content-encoding") or _PLAIN).lower()) != _PLAIN:
-                await self._compressed(response, limit, coding)
+            elif (coding := _coding(response)) != _PLAIN:
+                await self._unreadable(limit, f"it is compressed ({coding}), though it was asked for plain")
             elif response.is_event_stream:
                 await self._streamed(response, limit)
             else:
@@ -112,16 +112,21 @@ class CapturedCall:
         read = self._bodies.whole(body)
         parsed = read.parsed
         if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
-            await self._recorder.flag(reasons.INVALID_TOKENS, "the response is no JSON object")
-        elif isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
+            await self._unreadable(limit, "it is no JSON object")
+            return
+        if isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await self._recorder.flag(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
         else:
             await self._commit(partial(read_response, self._reader, self._body.endpoint, parsed))
+        try:
             body = self._view.response(read)
             if self._body.streams and not self._body.stream_upstream and isinstance(parsed, dict):
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-type"]
                 headers.append((b"content-type", EVENT_STREAM))
                 body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
+        except ValueError as error:
+            await self._withheld(f"what the client did not ask for cannot be taken out of it ({error})")
+            return
         await self._client.response(response.status, _with_length(headers, body), body)
 
     async def _commit(self, read: Callable[[], EngineResponse]) -> None:
@@ -140,15 +145,15 @@ class CapturedCall:
         else:
             await self._recorder.commit(entries)
 
-    async def _compressed(self, response: Response, limit: HangUpLimit, coding: str) -> None:
-        """Pass a response on that cannot be read here."""
-        detail = f"the response is compressed ({coding}), though it was asked for plain"
-        await self._recorder.flag(reasons.INVALID_TOKENS, detail)
-        await self._client.start(response.status, response.headers)
-        while chunk := await response.next_chunk():
-            await self._client.write(chunk)
+    async def _unreadable(self, limit: HangUpLimit, problem: str) -> None:
+        """Mark a call whose response cannot be read here, and so may hold what its client must not see."""
         limit.lift()
-        await self._client.finish()
+        await self._recorder.flag(reasons.INVALID_TOKENS, f"the response cannot be read: {problem}")
+        await self._withheld(problem)
+
+    async def _withheld(self, problem: str) -> None:
+        message = f"The engine's response is not passed on: {problem}."
+        await self._client.send_error(502, message, "unreadable_response")
 
     async def _not_served(self, response: Response, limit: HangUpLimit) -> None:
         """Pass an error on. After a refusal the engine has generated nothing; after another, nobody knows."""
@@ -161,7 +166,15 @@ class CapturedCall:
             await self._recorder.refuse(detail)
         else:
             await self._recorder.flag(reasons.UNKNOWN_OUTCOME, detail)
-        await self._client.response(response.status, response.headers, body)
+        try:
+            if _coding(response) != _PLAIN:
+                raise ValueError("it is compressed")
+            shown = self._view.response(ResponseBody.parse(body))
+        except ValueError as error:
+            message = f"The engine answered {response.status}, and its message is not passed on: {error}."
+            await self._client.send_error(response.status, message, "unreadable_response")
+            return
+        await self._client.response(response.status, _with_length(response.headers, shown), shown)
 
     async def _failed(self, error: UpstreamError) -> None:
         if not error.sent:
@@ -170,6 +183,10 @@ class CapturedCall:
             await self._recorder.flag(reasons.UNKNOWN_OUTCOME, str(error))
         if not self._client.started:
             await self._client.send_error(error.status, str(error), "upstream_unavailable")
+
+
+def _coding(response: Response) -> str:
+    return (header(response, b"content-encoding") or _PLAIN).lower()
 
 
 def _parsed(body: bytes) -> Any:

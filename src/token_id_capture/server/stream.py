@@ -59,6 +59,7 @@ class StreamedResponse:
         self._done = False
         self._error: str | None = None
         self._unreadable = 0
+        self._withheld = False
         self._fault: str | None = None
 
     async def run(self, limit: HangUpLimit) -> None:
@@ -69,7 +70,8 @@ class StreamedResponse:
         problem = "neither [DONE] nor the token count came"
         try:
             await self._pass_on()
-            whole = self._done or self._complete or self._error is not None or self._fault is not None
+            ended = self._done or self._complete or self._error is not None or self._fault is not None
+            whole = ended and not self._withheld
         except UpstreamError as error:
             problem, whole = str(error), False
         limit.lift()
@@ -79,7 +81,7 @@ class StreamedResponse:
             await self._pass_tail()
         else:
             # The response stays unfinished, which breaks the connection: it must not look whole.
-            await self._client.write(self._parser.rest)
+            await self._client.write(self._view.text(self._parser.rest))
 
     @property
     def _complete(self) -> bool:
@@ -126,15 +128,20 @@ class StreamedResponse:
         chunk = read.parsed
         if not isinstance(chunk, dict):
             self._unreadable += not self._done
-            return event.raw
-        if not self._done:  # what comes after the end is no part of the response
+        elif not self._done:  # what comes after the end is no part of the response
             if chunk.get("error") is not None and not chunk.get("choices"):
                 self._error = self._error or _error_message(chunk["error"])
                 self._holding = True
-                return event.raw
-            self._collect(chunk)
-            self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
-        return self._view.event(event, read)
+            else:
+                self._collect(chunk)
+                self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
+        try:
+            return self._view.event(event, read)
+        except ValueError as error:
+            # Without this event the stream must not look whole.
+            _logger.warning("an event of a stream is not passed on: %s", error)
+            self._withheld = True
+            return b""
 
     def _collect(self, chunk: Mapping[str, Any]) -> None:
         """Whatever goes wrong in reading what the engine sent, its bytes still reach the client."""
@@ -154,7 +161,7 @@ class StreamedResponse:
                     await self._client.write(b"".join(map(self._take, self._parser.feed(chunk))))
         except (TimeoutError, UpstreamError):
             pass  # the call is whole and stored; how the connection ends is of no matter
-        await self._client.finish(self._parser.rest)
+        await self._client.finish(self._view.text(self._parser.rest))
 
 
 def _error_message(error: Any) -> str:

@@ -208,11 +208,21 @@ def _extend(known: ChoiceTokens, new: ChoiceTokens) -> None:
     known.log_probs = _joined(known.log_probs, new.log_probs)
     known.log_prob_ids = _joined(known.log_prob_ids, new.log_prob_ids)
     known.texts = _joined(known.texts, new.texts)
-    known.prompt_ids = known.prompt_ids if known.prompt_ids is not None else new.prompt_ids
-    known.problem = known.problem or new.problem
+    known.prompt_ids, problem = same_prompt(known.prompt_ids, new.prompt_ids)
+    known.problem = known.problem or new.problem or problem
     for name in ("routed_experts", "weight_version", "weight_versions"):
         if getattr(new, name) is not None:
             setattr(known, name, getattr(new, name))
+
+
+_Prompt: TypeAlias = list[Any] | TokenIds | None
+
+
+def same_prompt(known: _Prompt, new: _Prompt) -> tuple[_Prompt, str | None]:
+    """The prompt of a choice that two places tell, and the problem if they tell different ones."""
+    if known is None or new is None or known is new:
+        return (new if known is None else known), None
+    return known, None if known == new else "the response names two different prompts"
 
 
 _Values = TypeVar("_Values", bound=list[Any] | TokenIds | LogProbs)

@@ -25,11 +25,13 @@ from token_id_capture.server.engines.base import (
     Reader,
     array,
     choices_of,
+    same_prompt,
     unwrapped,
 )
 from token_id_capture.server.engines.sglang_generate import GenerateReader, hidden_in_generate, read_pairs
 from token_id_capture.server.engines.vllm import read_log_probs
 from token_id_capture.server.text.json_splice import Hidden
+from token_id_capture.tokens import TokenIds
 
 _WHOLE_CHAT: Final = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
 _STREAMED_CHAT: Final = ("return_input_ids_in_sglext", "return_output_ids_in_sglext")
@@ -85,7 +87,8 @@ class _ChoicesReader(DeltaReader):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(partial(_of_part, endpoint))
-        self._prompt: list[Any] | None = None
+        self._prompt: list[Any] | TokenIds | None = None
+        self._problem: str | None = None
         self._outputs: list[Any] = []
         self._version: str | None = None
 
@@ -93,7 +96,8 @@ class _ChoicesReader(DeltaReader):
         shown = super().add(part)
         extension = shown.get("sglext")
         if isinstance(extension, Mapping):
-            self._prompt = array(extension.get("input_ids")) or self._prompt
+            self._prompt, problem = same_prompt(self._prompt, array(extension.get("input_ids")) or None)
+            self._problem = self._problem or problem
             self._outputs = array(extension.get("output_ids")) or self._outputs
         metadata = shown.get("metadata")
         if isinstance(metadata, Mapping):
@@ -103,7 +107,8 @@ class _ChoicesReader(DeltaReader):
     def tokens(self) -> dict[int, ChoiceTokens]:
         found = super().tokens()
         for index, tokens in found.items():
-            tokens.prompt_ids = tokens.prompt_ids or self._prompt
+            tokens.prompt_ids, problem = same_prompt(tokens.prompt_ids, self._prompt)
+            tokens.problem = tokens.problem or self._problem or problem
             tokens.weight_version = tokens.weight_version or self._version
             output = array(self._outputs[index]) if 0 <= index < len(self._outputs) else None
             if tokens.ids is None:

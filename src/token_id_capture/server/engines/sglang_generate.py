@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from token_id_capture.server.engines.base import ChoiceTokens, array, is_token_list
+from token_id_capture.server.engines.base import ChoiceTokens, array, is_token_list, same_prompt
 from token_id_capture.server.text.json_splice import Hidden
+from token_id_capture.tokens import TokenIds
 
 # What return_logprob adds to meta_info.
 _LOG_PROB_MEMBERS: Final = (
@@ -51,7 +52,7 @@ class _Choice:
     text: str = ""
     ids: list[Any] | None = None
     pairs: list[tuple[Any, Any]] | None = None
-    prompt: list[Any] | None = None
+    prompt: list[Any] | TokenIds | None = None
     count: Any = None
     version: str | None = None
     experts: Any = None
@@ -60,7 +61,8 @@ class _Choice:
     def add(self, response: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Take what one object says of the choice."""
         self.count = meta.get("completion_tokens")
-        self.prompt = self.prompt or array(response.get("prompt_token_ids"))
+        self.prompt, problem = same_prompt(self.prompt, array(response.get("prompt_token_ids")) or None)
+        self.problem = self.problem or problem
         version = meta.get("weight_version")
         self.version = self.version if version is None else str(version)
         self.experts = self.experts if meta.get("routed_experts") is None else meta["routed_experts"]

@@ -28,6 +28,7 @@ from token_id_capture.server.engines.base import (
     entries_of,
     id_array,
     is_token_list,
+    same_prompt,
     unwrapped,
 )
 from token_id_capture.server.text.json_splice import Hidden
@@ -124,8 +125,10 @@ def _of_part(endpoint: Endpoint, given: list[Any] | None, part: Mapping[str, Any
 
 def _of_choice(endpoint: Endpoint, choice: Mapping[str, Any], prompt: list[Any] | TokenIds | None) -> ChoiceTokens:
     spans = array(choice.get("weight_versions"))
+    prompt, problem = same_prompt(id_array(choice.get("prompt_token_ids")) or None, prompt)
     tokens = ChoiceTokens(
-        prompt_ids=id_array(choice.get("prompt_token_ids")) or prompt,
+        prompt_ids=prompt,
+        problem=problem,
         ids=id_array(choice.get("token_ids")),
         routed_experts=choice.get("routed_experts"),
         weight_version=_only_version(spans),

@@ -58,13 +58,17 @@ class Splicer:
         on_the_way = {name.encode() for name in self._root.names()}
         self._quoted = re.compile(b'"(?:%b)"' % b"|".join(map(re.escape, sorted(on_the_way))))
 
+    def may_hide(self, text: bytes) -> bool:
+        """Whether the name of something hidden may be in ``text``, which need not be JSON."""
+        return bool(self._names) and (b"\\u" in text or b"\0" in text or any(name in text for name in self._names))
+
     def hide(self, document: bytes) -> bytes:
         """``document`` with the values hidden; the same object if there is nothing to hide.
 
         Raises:
             ValueError: the document could not be followed.
         """
-        if not self._names or not (b"\\u" in document or any(name in document for name in self._names)):
+        if not self.may_hide(document):
             return document
         text = document.decode()
         edits: list[_Edit] = []

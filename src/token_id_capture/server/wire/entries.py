@@ -127,6 +127,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, response: En
         raise NotCapturableError(reasons.NO_TOKEN_IDS, "the response has no choices")
     arrays = [_arrays(position, choice, response) for position, choice in enumerate(response.choices)]
     _check_counts(arrays, response.completion_tokens)
+    _check_prompts([prompt for prompt, _, _ in arrays], response.prompt_tokens, request.sampling.get("n"))
     prompts: dict[int, TokenIds] = {}
     shared: dict[str, Any] = {
         "rollout_id": context.rollout_id,
@@ -176,6 +177,8 @@ _Arrays: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 def _arrays(position: int, choice: EngineChoice, response: EngineResponse) -> _Arrays:
     """The prompt ids, ids and log probabilities of a choice; an empty generation may lack the latter two."""
     tokens = choice.tokens
+    if choice.finish_reason is None:
+        raise NotCapturableError(reasons.LOST_STREAM, f"choice {position} has no finish reason")
     if tokens.problem is not None:
         raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {tokens.problem}")
     named = [ids for ids in (tokens.log_prob_ids, _spelled_ids(tokens.texts)) if ids is not None]
@@ -188,16 +191,16 @@ def _arrays(position: int, choice: EngineChoice, response: EngineResponse) -> _A
         wanted = (("prompt token ids", prompt), ("token ids", ids), ("log probabilities", log_probs))
         missing = ", ".join(f"no {name}" for name, values in wanted if values is None)
         raise NotCapturableError(reasons.NO_TOKEN_IDS, f"choice {position} has {missing}")
-    _check_types(position, ids, log_probs)
+    _check_types(position, prompt, ids, log_probs)
     for witness in named:
         if len(ids) == len(log_probs):
             _check_same(position, ids, witness)
     return prompt, ids, log_probs
 
 
-def _check_types(position: int, ids: Sequence[Any], log_probs: Sequence[Any]) -> None:
+def _check_types(position: int, prompt: Sequence[Any], ids: Sequence[Any], log_probs: Sequence[Any]) -> None:
     """Packing takes booleans for numbers, and refuses all else that is none."""
-    for name, values in (("token ids", ids), ("log probabilities", log_probs)):
+    for name, values in (("prompt token ids", prompt), ("token ids", ids), ("log probabilities", log_probs)):
         if isinstance(values, list) and bool in set(map(type, values)):
             raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: a boolean among the {name}")
 
@@ -227,6 +230,20 @@ def _check_counts(arrays: Sequence[_Arrays], completion_tokens: int | None) -> N
     if not equal or ids != completion_tokens:
         counted = "no count of" if completion_tokens is None else completion_tokens
         detail = f"{ids} token ids, {log_probs} log probabilities, {counted} completion tokens"
+        raise NotCapturableError(reasons.TOKEN_COUNT_MISMATCH, detail)
+
+
+def _check_prompts(prompts: Sequence[Sequence[Any]], counted: int | None, n: object) -> None:
+    """As many prompt ids as the engine counted, if it did; a prompt with several choices counts once.
+
+    A missing part of a prompt, such as what an image stands for, would be a context that the policy never had.
+    """
+    if counted is None:
+        return
+    lengths = list(map(len, prompts))
+    step = n if type(n) is int and n > 0 and len(lengths) % n == 0 else 1
+    if counted not in (sum(lengths), sum(lengths[::step])):
+        detail = f"{sum(lengths[::step])} prompt token ids, {counted} prompt tokens"
         raise NotCapturableError(reasons.TOKEN_COUNT_MISMATCH, detail)
 
 

@@ -85,7 +85,11 @@ class ResponseBody:
         try:
             parsed = orjson.loads(text)
         except orjson.JSONDecodeError:
-            parsed = None
+            # Engines in Python also write what only the standard library reads, such as NaN.
+            try:
+                parsed = json.loads(text.decode())
+            except (ValueError, RecursionError):
+                parsed = None
         return cls(text, parsed, text, [])
 
     def visible(self, splicer: Splicer) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,8 +10,6 @@ from token_id_capture.server.engines.base import PROVIDER_FIELDS, choices_of
 from token_id_capture.server.text.json_splice import EVERY, Hidden, Splicer
 from token_id_capture.server.text.sse import Event
 from token_id_capture.server.wire.fast_parse import ResponseBody
-
-_logger = logging.getLogger(__name__)
 
 
 class ClientView:
@@ -32,18 +29,29 @@ class ClientView:
         self._hide_usage = hide_usage
 
     def response(self, response: ResponseBody) -> bytes:
-        """A complete response, or the data of one event, as the client sees it."""
-        try:
-            return response.visible(self._splicer)
-        except ValueError as error:
-            # More than it asked for does a client no harm; a broken response would.
-            _logger.warning("a response is passed on with the token fields in it: %s", error)
-            return response.text
+        """A complete response, or the data of one event, as the client sees it.
+
+        Raises:
+            ValueError: what is to be hidden cannot be found in it.
+        """
+        if response.parsed is None and self._splicer.may_hide(response.text):
+            raise ValueError("it is no JSON, and names what is hidden")
+        return response.text if response.parsed is None else response.visible(self._splicer)
+
+    def text(self, text: bytes) -> bytes:
+        """A text that is no whole response as the client sees it: nothing, if a part of what is hidden may be in it."""
+        return b"" if self._splicer.may_hide(text) else text
 
     def event(self, event: Event, data: ResponseBody) -> bytes:
-        """One event of a stream as the client sees it; empty if there is nothing in it for the client."""
+        """One event of a stream as the client sees it; empty if there is nothing in it for the client.
+
+        Raises:
+            ValueError: what is to be hidden cannot be found in it.
+        """
         chunk = data.parsed
-        if (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk):
+        if isinstance(chunk, dict) and (
+            (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk)
+        ):
             return b""
         visible = self.response(data)
         return event.raw if visible is data.text else event.with_data(visible)
