@@ -98,7 +98,7 @@ class CapturedCall:
             response,
             self._body,
             self._reader,
-            self._bodies.chunk,
+            self._bodies,
             self._view,
             self._recorder,
             self._commit,

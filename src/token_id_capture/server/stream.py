@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import orjson
@@ -21,13 +21,15 @@ from token_id_capture.server.http.client import Client, HangUpLimit
 from token_id_capture.server.http.exchange import Response
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.text.sse import DONE, Event, EventParser
-from token_id_capture.server.wire.fast_parse import ResponseBody
+from token_id_capture.server.wire.chunk_runs import ChunkShapes
+from token_id_capture.server.wire.fast_parse import BodyReader
 from token_id_capture.server.wire.redaction import ClientView, is_usage_only
 from token_id_capture.server.wire.request import CallBody
 from token_id_capture.server.wire.response import EngineResponse, StreamMerger
 
 _logger = logging.getLogger(__name__)
 
+_EVENT_END: Final = b"\n\n"
 _TAIL_SECONDS: Final = 5.0
 """How long an engine may take to close a stream after its last event."""
 
@@ -41,18 +43,19 @@ class StreamedResponse:
         response: Response,
         body: CallBody,
         reader: Reader,
-        read_chunk: Callable[[bytes], ResponseBody],
+        bodies: BodyReader,
         view: ClientView,
         recorder: CallRecorder,
         commit: Callable[[Callable[[], EngineResponse]], Awaitable[None]],
     ) -> None:
         self._client = client
         self._response = response
-        self._read_chunk = read_chunk
+        self._read_chunk = bodies.chunk
         self._view = view
         self._recorder = recorder
         self._commit = commit
         self._parser = EventParser()
+        self._shapes = ChunkShapes(view, packed=bodies.packed)
         self._merger = StreamMerger(reader, body.endpoint, body.expected_choices)
         self._held: list[bytes] = []
         self._holding = False
@@ -111,10 +114,23 @@ class StreamedResponse:
         """Pass events on until the stream says that it is done, or ends."""
         while not self._done and (chunk := await self._response.next_chunk()):
             passed: list[bytes] = []
-            for event in self._parser.feed(chunk):
-                visible = self._take(event)
+            for visible in self._take_all(chunk):
                 (self._held if self._holding else passed).append(visible)
             await self._client.write(b"".join(passed))
+
+    def _take_all(self, data: bytes) -> Iterator[bytes]:
+        """Collect the events that ``data`` completes, and give what the client sees of them, in turn."""
+        start = 0
+        while start < len(data):
+            if not self._done and self._parser.between_events and (run := self._shapes.run(data, start)) is not None:
+                self._collect(run.chunk)
+                start = run.end
+                yield run.visible
+                continue
+            found = data.find(_EVENT_END, start)
+            end = len(data) if found < 0 else found + len(_EVENT_END)
+            yield from map(self._take, self._parser.feed(data[start:end]))
+            start = end
 
     def _take(self, event: Event) -> bytes:
         """Collect an event, and return what the client sees of it."""
@@ -134,6 +150,7 @@ class StreamedResponse:
                 self._holding = True
             else:
                 self._collect(chunk)
+                self._shapes.learn(event, chunk)
                 self._holding = self._holding or self._merger.generated or is_usage_only(chunk)
         try:
             return self._view.event(event, read)
@@ -158,7 +175,7 @@ class StreamedResponse:
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
                 while chunk := await self._response.next_chunk():
-                    await self._client.write(b"".join(map(self._take, self._parser.feed(chunk))))
+                    await self._client.write(b"".join(self._take_all(chunk)))
         except (TimeoutError, UpstreamError):
             pass  # the call is whole and stored; how the connection ends is of no matter
         await self._client.finish(self._view.text(self._parser.rest))

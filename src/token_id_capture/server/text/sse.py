@@ -63,6 +63,11 @@ class EventParser:
         self._first_line = True
 
     @property
+    def between_events(self) -> bool:
+        """Whether what comes next begins an event, as it does after a whole one that ended with a line feed."""
+        return not (self._first_line or self._after_cr or any(self._pieces))
+
+    @property
     def rest(self) -> bytes:
         """What was fed after the last complete event."""
         return b"".join(self._pieces)

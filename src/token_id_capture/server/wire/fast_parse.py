@@ -123,6 +123,11 @@ class BodyReader:
         self._known = known
         self._rollout_id = rollout_id
 
+    @property
+    def packed(self) -> bool:
+        """Whether arrays may come out packed."""
+        return self._known is not None
+
     def whole(self, text: bytes) -> ResponseBody:
         """Read a response; arrays in it may be ``TokenIds`` and ``PackedLogProbs``."""
         if self._known is None:
@@ -171,14 +176,23 @@ def _log_probs(text: bytes) -> list[_Cut]:
     end = text.index(_LOG_PROBS_END, start) + len(_LOG_PROBS_END)
     # Nothing but the entries: a second list of them would be the one that counts.
     entries = text[start + _BEFORE_ENTRIES : end - len(b"}")]
-    content = _decode_entries(entries)
-    if not entries.isascii():
-        entries.decode()  # what was skipped has to be text all the same
+    log_probs = packed_log_probs(entries)
     # Tokens that spell ids have to be compared too; either all of them do, or none counts.
     first, _ = _read_value(entries[:_FIRST_ENTRY].decode("latin-1"), len("["))
     if str(first.get("token")).startswith(_SPELLED_ID):
         raise ValueError("the entries spell the ids of their tokens")
-    return [_Cut("logprobs", start, end, PackedLogProbs(LogProbs([entry.logprob for entry in content])))]
+    return [_Cut("logprobs", start, end, PackedLogProbs(log_probs))]
+
+
+def packed_log_probs(entries: bytes) -> LogProbs:
+    """The log probabilities of a JSON array of a chat's entries, whose other fields are not looked at.
+
+    Raises:
+        ValueError: it is no such array, or an entry names the id of its token.
+    """
+    if not entries.isascii():
+        entries.decode()  # what is skipped has to be text all the same
+    return LogProbs([entry.logprob for entry in _decode_entries(entries)])
 
 
 def _generation(text: bytes, position: int) -> _Cut:

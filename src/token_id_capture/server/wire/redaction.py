@@ -48,13 +48,21 @@ class ClientView:
         Raises:
             ValueError: what is to be hidden cannot be found in it.
         """
-        chunk = data.parsed
-        if isinstance(chunk, dict) and (
-            (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk)
-        ):
+        if isinstance(data.parsed, dict) and self._leaves_out(data.parsed):
             return b""
         visible = self.response(data)
         return event.raw if visible is data.text else event.with_data(visible)
+
+    def shape(self, rest: bytes, parsed: Mapping[str, Any]) -> bytes | None:
+        """A chunk with marks in the place of some values, as the client sees it; None if it does not see it.
+
+        Raises:
+            ValueError: the text could not be followed.
+        """
+        return None if self._leaves_out(parsed) else self._splicer.hide(rest)
+
+    def _leaves_out(self, chunk: Mapping[str, Any]) -> bool:
+        return (self._hide_usage and is_usage_only(chunk)) or self._is_hidden(chunk) or self._is_extension(chunk)
 
     def _is_extension(self, chunk: Mapping[str, Any]) -> bool:
         """Whether the chunk has no choice, only an extension of which all is hidden: it would not have come."""
