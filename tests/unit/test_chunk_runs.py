@@ -14,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_sink import PlainSink
 
-from token_id_capture.server.call import CapturedCall, CaptureOptions
+from token_id_capture.capture.context import CaptureContext
+from token_id_capture.capture.recorder import CallRecorder
+from token_id_capture.server.call import CapturedCall
 from token_id_capture.server.engines.base import Endpoint
 from token_id_capture.server.engines.vllm import VllmEngine
 from token_id_capture.server.http.client import Client
+from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.text.sse import EventParser
 from token_id_capture.server.wire.chunk_runs import ChunkShapes
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.redaction import client_view
 from token_id_capture.server.wire.request import CallBody
-from token_id_capture.sink import CaptureContext, reset_token_sink, set_token_sink
 
 ASKED: list[dict[str, Any]] = [
     {},
@@ -72,20 +74,17 @@ async def captured(engine: VllmEngine, asked: dict[str, Any], pieces: list[bytes
     body = CallBody.parse(Endpoint.CHAT, orjson.dumps({"messages": [], "stream": True, **asked}))
     assert body is not None
     sink = PlainSink()
-    token = set_token_sink(CaptureContext("r", "c", sink))
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-    try:
-        await CapturedCall(
-            Client(scope, listen, send),
-            body,
-            b"",
-            engine=engine,
-            upstream=Upstream(list(pieces)),  # type: ignore[arg-type]
-            options=CaptureOptions(),
-            known=KnownTexts(),
-        ).run()
-    finally:
-        reset_token_sink(token)
+    await CapturedCall(
+        Client(scope, listen, send),
+        body,
+        b"",
+        CallRecorder(CaptureContext("r", "c", sink)),
+        engine=engine,
+        upstream=Upstream(list(pieces)),  # type: ignore[arg-type]
+        settings=GatewaySettings(),
+        known=KnownTexts(),
+    ).run()
     shown = b"".join(message.get("body", b"") for message in seen)
     entries = [entry.model_dump(exclude={"created_at"}) for entry in sink.entries]
     return shown, seen[-1].get("more_body"), entries, sink.marks
