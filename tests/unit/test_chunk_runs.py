@@ -190,18 +190,21 @@ def test_chunks_of_one_shape_are_one_run_whatever_they_say(member: str, asked: d
     ids = [[0], [7, 8], [151_000], [3], [4], [5]]
     first, *rest = events(*(token(text, each, member=member) for text, each in zip(texts, ids, strict=True)))
     data = b"".join(rest)
-    run = learnt(first, asked).run(data, 0)
-    assert run is not None
-    assert run.end == len(data)
-    (choice,) = run.chunk["choices"]
-    assert choice["token_ids"] == [7, 8, 151_000, 3, 4, 5]
-    assert list(choice["logprobs"].values) == [-0.5] * 6
-    said = "".join(texts[1:])
+    known = learnt(first, asked)
+    halves = (known.run(data, 0), known.run(data, 0))
+    assert {run and run.end for run in halves} == {len(data)}
+    chunk = known.read()
+    assert chunk is not None
+    assert known.read() is None
+    (choice,) = chunk["choices"]
+    assert choice["token_ids"] == [7, 8, 151_000, 3, 4, 5] * 2
+    assert list(choice["logprobs"].values) == [-0.5] * 12
+    said = "".join(texts[1:] * 2)
     if member == "arguments":
         assert choice["delta"]["tool_calls"][0]["function"] == {"arguments": said}
     else:
         assert choice["delta"] == ({member: said} if member else {})
-    assert (run.visible == data) == bool(asked)
+    assert all(run is not None and (run.visible == data) == bool(asked) for run in halves)
 
 
 @pytest.mark.parametrize(

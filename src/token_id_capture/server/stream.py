@@ -21,7 +21,7 @@ from token_id_capture.server.http.client import Client, HangUpLimit
 from token_id_capture.server.http.exchange import Response
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.text.sse import DONE, Event, EventParser
-from token_id_capture.server.wire.chunk_runs import ChunkShapes
+from token_id_capture.server.wire.chunk_runs import ChunkRun, ChunkShapes
 from token_id_capture.server.wire.fast_parse import BodyReader
 from token_id_capture.server.wire.redaction import ClientView, is_usage_only
 from token_id_capture.server.wire.request import CallBody
@@ -112,18 +112,20 @@ class StreamedResponse:
 
     async def _pass_on(self) -> None:
         """Pass events on until the stream says that it is done, or ends."""
-        while not self._done and (chunk := await self._response.next_chunk()):
-            passed: list[bytes] = []
-            for visible in self._take_all(chunk):
-                (self._held if self._holding else passed).append(visible)
-            await self._client.write(b"".join(passed))
+        try:
+            while not self._done and (chunk := await self._response.next_chunk()):
+                passed: list[bytes] = []
+                for visible in self._take_all(chunk):
+                    (self._held if self._holding else passed).append(visible)
+                await self._client.write(b"".join(passed))
+        finally:
+            self._collect_runs()
 
     def _take_all(self, data: bytes) -> Iterator[bytes]:
         """Collect the events that ``data`` completes, and give what the client sees of them, in turn."""
         start = 0
         while start < len(data):
-            if not self._done and self._parser.between_events and (run := self._shapes.run(data, start)) is not None:
-                self._collect(run.chunk)
+            if (run := self._run_from(data, start)) is not None:
                 start = run.end
                 yield run.visible
                 continue
@@ -131,6 +133,22 @@ class StreamedResponse:
             end = len(data) if found < 0 else found + len(_EVENT_END)
             yield from map(self._take, self._parser.feed(data[start:end]))
             start = end
+
+    def _run_from(self, data: bytes, start: int) -> ChunkRun | None:
+        """The events from ``start`` on that are of one known shape; what they say is collected later."""
+        if self._done or not self._parser.between_events:
+            return None
+        run = None if self._shapes.due else self._shapes.run(data, start)
+        if run is None and self._collect_runs():
+            run = self._shapes.run(data, start)
+        return run
+
+    def _collect_runs(self) -> bool:
+        """Collect what the latest runs say, and tell whether that was anything."""
+        if (chunk := self._shapes.read()) is None:
+            return False
+        self._collect(chunk)
+        return True
 
     def _take(self, event: Event) -> bytes:
         """Collect an event, and return what the client sees of it."""

@@ -4,11 +4,11 @@ An engine writes the chunks of a stream alike: each has one token's text, its lo
 same places of the same text. The first such chunk is parsed. Its three values are cut out, a mark is put in the
 place of each, and the rest is parsed once more: the marks must be where the values belong. Whatever has the same
 bytes around three values of the same kind then says the same but for the values, and neither has to be parsed
-nor looked through for what the client may not see. The values of all chunks that arrive together become those of
-one chunk, which says what they say one after the other.
+nor looked through for what the client may not see. The values of all chunks up to the next one of another shape
+become those of one chunk, which says what they say one after the other.
 
-A value is matched by JSON's own grammar, strictly, so that nothing else passes for one. A chunk that does not fit
-is parsed as a whole.
+A value is matched by JSON's own grammar, strictly, so that nothing else passes for one, and none can turn out
+later to be too large or half a character. A chunk that does not fit is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -33,16 +33,20 @@ _MOST_UNUSED: Final = 4
 """So many shapes in a row that fit no further chunk, and no more are tried."""
 _KEPT: Final = 4
 
+_MOST_PENDING: Final = 1024
+"""So many chunks, and they are read: their values are longer as text."""
+
 _PLAIN: Final = rb'[^"\\\x00-\x1f]*+'
-# In a text that is parsed any escape will do; in one that is skipped, none that could be half a character. A token
-# that spells an id is compared with it, where all of them do: the chunk that a shape was learnt from does not.
-_TEXT: Final = rb'"' + _PLAIN + rb"(?:\\." + _PLAIN + rb')*+"'
-_SKIPPED: Final = rb'"(?!token_id:)' + _PLAIN + rb'(?:\\["\\/bfnrt]' + _PLAIN + rb')*+"'
-_INTEGER: Final = rb"(?:0|[1-9][0-9]*+)"
-_NUMBER: Final = rb"-?" + _INTEGER + rb"(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+"
+_ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))'
+_IN_QUOTES: Final = _PLAIN + rb"(?:" + _ESCAPE + _PLAIN + rb")*+"
+_TEXT: Final = rb'"' + _IN_QUOTES + rb'"'
+# A token that spells an id is compared with it, where all of them do: the chunk that a shape was learnt from does not.
+_TOKEN: Final = rb'"(?!token_id:)' + _IN_QUOTES + rb'"'
+_INTEGER: Final = rb"(?:0|[1-9][0-9]{0,9}+)"
+_NUMBER: Final = rb"-?" + _INTEGER + rb"(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]{1,2}+)?+"
 _INTEGERS: Final = _INTEGER + rb"(?:," + _INTEGER + rb")*+"
 _ENTRY: Final = rb'\{"token":%b,"logprob":%b,"bytes":(?:null|\[(?:%b)?+\]),"top_logprobs":\[\]\}' % (
-    _SKIPPED,
+    _TOKEN,
     _NUMBER,
     _INTEGERS,
 )
@@ -56,12 +60,14 @@ _SECRET: Final = secrets.token_hex(16)
 _TEXT_MARK, _LOG_PROBS_MARK, _IDS_MARK = (f"{name}-{_SECRET}" for name in ("text", "logprobs", "token_ids"))
 
 
+_Values: TypeAlias = tuple[bytes, bytes, bytes]
+
+
 class ChunkRun(NamedTuple):
-    """Events that follow each other: where they end, what the client sees of them, and what they say."""
+    """Events that follow each other: where they end, and what the client sees of them."""
 
     end: int
     visible: bytes
-    chunk: Mapping[str, Any]
 
 
 class ChunkShapes:
@@ -71,18 +77,37 @@ class ChunkShapes:
         self._view = view
         self._shapes: list[_Shape] = []
         self._unused = 0 if packed else _MOST_UNUSED
+        self._shape: _Shape | None = None
+        self._pending: list[_Values] = []
 
     def run(self, data: bytes, start: int) -> ChunkRun | None:
-        """The longest run of events of one known shape that begins at ``start``."""
+        """The longest run of events of one known shape that begins at ``start``.
+
+        What they say is kept for ``read``, which is due first where ``data`` goes on in another shape.
+        """
         try:
-            for shape in self._shapes:
-                if (run := shape.run(data, start)) is not None:
+            for shape in self._shapes if self._shape is None else (self._shape,):
+                if (run := shape.run(data, start, self._pending)) is not None:
+                    self._shape = shape
                     self._unused = 0
                     return run
         except ValueError:
             # Looked for at every further event, such a run would cost the square of its length.
             self._shapes, self._unused = [], _MOST_UNUSED
         return None
+
+    @property
+    def due(self) -> bool:
+        """Whether enough is kept to be read."""
+        return len(self._pending) >= _MOST_PENDING
+
+    def read(self) -> Mapping[str, Any] | None:
+        """The chunk that says what the chunks of the latest runs say, one after the other; None if there are none."""
+        if self._shape is None:
+            return None
+        chunk = self._shape.chunk_of(self._pending)
+        self._shape, self._pending = None, []
+        return chunk
 
     def learn(self, event: Event, chunk: Mapping[str, Any]) -> None:
         """Take the shape of an event, whose data says ``chunk``, for those that may follow."""
@@ -144,34 +169,37 @@ class _Shape:
         )
         return cls(head, re.compile(pattern), parsed, text is not None, seen or None)
 
-    def run(self, data: bytes, start: int) -> ChunkRun | None:
-        """The longest run of events of this shape from ``start`` on.
+    def run(self, data: bytes, start: int, values: list[_Values]) -> ChunkRun | None:
+        """The longest run of events of this shape from ``start`` on; adds their values to ``values``.
 
         Raises:
-            ValueError: they are no JSON after all: a number too large, half a character.
+            ValueError: the bytes of one are no text.
         """
         head, match_at = self.head, self.pattern.match
-        values: list[tuple[bytes, bytes, bytes]] = []
+        found: list[_Values] = []
         end = start
         while data.startswith(head, end) and (match := match_at(data, end + len(head))):
-            values.append(match.groups())  # type: ignore[arg-type]
+            found.append(match.groups())  # type: ignore[arg-type]
             end = match.end()
-        if not values:
+        if not found:
             return None
-        texts, entries, ids = zip(*values, strict=True)
-        chunk = self._filled(texts, b",".join(entries), b",".join(ids))
+        events = data[start:end]
+        if not events.isascii():
+            events.decode()
+        values += found
         if self.visible is None:
-            return ChunkRun(end, data[start:end], chunk)
+            return ChunkRun(end, events)
         before, after = self.visible
-        return ChunkRun(end, before + (after + before).join(texts) + after, chunk)
+        return ChunkRun(end, before + (after + before).join([text for text, _, _ in found]) + after)
 
-    def _filled(self, texts: tuple[bytes, ...], entries: bytes, ids: bytes) -> dict[str, Any]:
+    def chunk_of(self, values: list[_Values]) -> dict[str, Any]:
         """The chunk that says what all of them say."""
+        texts, entries, ids = zip(*values, strict=True)
         (choice,) = self.chunk["choices"]
         filled = {
             **choice,
-            "logprobs": PackedLogProbs(packed_log_probs(b"[%b]" % entries)),
-            "token_ids": orjson.loads(b"[%b]" % ids),
+            "logprobs": PackedLogProbs(packed_log_probs(b"[%b]" % b",".join(entries))),
+            "token_ids": orjson.loads(b"[%b]" % b",".join(ids)),
         }
         if self.has_text:
             text = "".join(orjson.loads(b"[%b]" % b",".join(texts)))
