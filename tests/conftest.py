@@ -15,11 +15,17 @@ from typing import IO
 import hypothesis
 import pytest
 
-from commands import LONGEST_RUN_SECONDS, TOKCAP, RunInstalled, RunTokcap, clean_environment
+from support.commands import LONGEST_RUN_SECONDS, TOKCAP, RunInstalled, RunTokcap, clean_environment
+from support.interrupts import listen_to_interrupts
 
 # A shared machine may stall at any point of a test; a deadline for an example would only find that.
 hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
+
+
+def pytest_configure() -> None:
+    """What a program inherits as ignored stays ignored, and with it in every child that a test interrupts."""
+    listen_to_interrupts()
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def _text(stream: IO[bytes]) -> str:
 def fork_server() -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair()
     ours.settimeout(LONGEST_RUN_SECONDS)
-    program = Path(__file__).with_name("fork_server.py")
+    program = Path(__file__).with_name("support") / "fork_server.py"
     arguments = [sys.executable, str(program), str(theirs.fileno())]
     server = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
     theirs.close()

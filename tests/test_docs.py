@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from commands import RunTokcap
+from support.commands import RunTokcap
 from token_id_capture import reasons
 from token_id_capture.config import TokenIdCaptureSettings
 from token_id_capture.records import TokenEntry

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from chromium import Watched, running_chromium
 from playwright.async_api import Browser, Page
 
-from reported import HOSTILE, LOG_PROBS, tokens, write_long_rollout, write_rollouts
+from support.chromium import Watched, running_chromium
+from support.reported import HOSTILE, LOG_PROBS, tokens, write_long_rollout, write_rollouts
 from token_id_capture.cli.commands.report import report
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

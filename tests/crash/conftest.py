@@ -7,9 +7,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import interposer
 import pytest
-from children import Child, Children, Start
+
+from support import interposer
+from support.children import Child, Children, Start
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from children import Start, until
-from programs import said
+from support.children import Start, until
+from support.programs import said
 
 PROCESSES = 12
 ROUNDS = int(os.environ.get("COLD_STARTS", "4"))

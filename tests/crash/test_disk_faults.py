@@ -8,11 +8,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import interposer
 import pytest
-from children import Puppet, Start, until
-from programs import entry
 
+from support import interposer
+from support.children import Puppet, Start, until
+from support.programs import entry
 from token_id_capture.store import TokenCaptureStore
 
 

@@ -6,9 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from children import Start, until
-from programs import said
-
+from support.children import Start, until
+from support.programs import said
 from token_id_capture.store import TokenCaptureStore
 
 

@@ -12,11 +12,11 @@ from contextlib import closing
 from itertools import count
 from pathlib import Path
 
-import interposer
 import pytest
-from children import Start
-from programs import entry, said
 
+from support import interposer
+from support.children import Start
+from support.programs import entry, said
 from token_id_capture.store import TokenCaptureStore
 
 # TORTURE=1 takes every step. Else these: of the creation, which is the slow one, some at which

@@ -7,9 +7,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from children import Start, until
-from programs import entry, said
-
+from support.children import Start, until
+from support.programs import entry, said
 from token_id_capture.store import TokenCaptureStore
 
 WRITERS = 8

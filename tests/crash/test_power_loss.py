@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import interposer
 import pytest
-from children import Start
-from interposer import Operation, read_trace
-from power import Disk
-from programs import entry
 
+from support import interposer
+from support.children import Start
+from support.interposer import Operation, read_trace
+from support.power import Disk
+from support.programs import entry
 from token_id_capture.store import TokenCaptureStore
 
 # Of what was not synced, this share came to the disk: none of it, all of it, or some.

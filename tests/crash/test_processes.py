@@ -11,9 +11,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from children import Start, until
-from programs import entry, said
-
+from support.children import Start, until
+from support.programs import entry, said
 from token_id_capture.store import TokenCaptureStore
 
 

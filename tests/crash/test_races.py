@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from children import Puppet, Start
 
+from support.children import Puppet, Start
 from token_id_capture.store import TokenCaptureStore
 
 MakePuppet = Callable[[str], Puppet]

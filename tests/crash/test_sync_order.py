@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import interposer
 import pytest
-from children import Start
-from interposer import Operation, read_trace
+
+from support import interposer
+from support.children import Start
+from support.interposer import Operation, read_trace
 
 
 @pytest.fixture

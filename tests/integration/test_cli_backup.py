@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from captured import WAITS_FOR_EVER, content, entry, filled, finish, mode_of, one_line, process, put_chain, sql
 
-from commands import RunInstalled, RunTokcap
+from support.captured import WAITS_FOR_EVER, content, entry, filled, finish, mode_of, one_line, process, put_chain, sql
+from support.commands import RunInstalled, RunTokcap
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.maintain import backup
 from token_id_capture.store.maintain.verification import Checked

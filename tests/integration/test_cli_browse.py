@@ -23,8 +23,8 @@ import pytest
 from datasette.app import Datasette
 from datasette.database import QueryInterrupted
 
-from commands import TOKCAP, RunTokcap, clean_environment
-from reported import Rollout, tokens, write_rollouts
+from support.commands import TOKCAP, RunTokcap, clean_environment
+from support.reported import Rollout, tokens, write_rollouts
 from token_id_capture.browse.queries import QUERIES, VIEWS
 from token_id_capture.browse.site import CaptureDatabase
 from token_id_capture.store import TokenCaptureStore

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from made_up import CHAT, answering, chat
-from replay import ReplayEngine, replay_engine
-from served import refused, serving
 
-from commands import RunTokcap
-from spoken import Spoken
+from support.commands import RunTokcap
+from support.made_up import CHAT, answering, chat
+from support.replay import ReplayEngine, replay_engine
+from support.served import refused, serving
+from support.spoken import Spoken
+from support.ways import COMPLETIONS, WAYS
 from token_id_capture.testing.engine import PolicyEngine
 from token_id_capture.testing.serving import serve_engine
-from ways import COMPLETIONS, WAYS
 
 SPOKEN = Spoken(ids=[10, 11, 12])
 NO_IDS = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captured import WAITS_FOR_EVER, content, entry, filled, finish, one_line, process, put_chain, sql
 
-from commands import RunTokcap
+from support.captured import WAITS_FOR_EVER, content, entry, filled, finish, one_line, process, put_chain, sql
+from support.commands import RunTokcap
 from token_id_capture.store import TokenCaptureStore
 
 CALLS_IN_FLIGHT = f"""

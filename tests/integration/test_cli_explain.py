@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from many_rollouts import database_with
-from terminal import on_terminal
 
-from commands import RunInstalled, RunTokcap, clean_environment
+from support.commands import RunInstalled, RunTokcap, clean_environment
+from support.many_rollouts import database_with
+from support.terminal import on_terminal
 from token_id_capture import reasons
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.explanation.remedies import REMEDIES, SENTENCES

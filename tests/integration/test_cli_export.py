@@ -15,10 +15,10 @@ from typing import Any
 
 import pandas
 import pytest
-from many_rollouts import database_with
 from pyarrow import parquet
 
-from commands import TOKCAP, RunTokcap, clean_environment
+from support.commands import TOKCAP, RunTokcap, clean_environment
+from support.many_rollouts import database_with
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.delivery import retire_rollout_token_capture
 from token_id_capture.finalize.output_file import UnusableOutputError, whole_file

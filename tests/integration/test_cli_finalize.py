@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finalizing import (
+
+from support.commands import RunTokcap
+from support.finalizing import (
     BETWEEN,
     FIRST,
     LOG_PROBS,
@@ -29,8 +31,6 @@ from finalizing import (
     running,
     two_turns,
 )
-
-from commands import RunTokcap
 from token_id_capture import reasons
 from token_id_capture.store import TokenCaptureStore
 

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from many_rollouts import database_with
 
-from commands import TOKCAP, RunTokcap, clean_environment
+from support.commands import TOKCAP, RunTokcap, clean_environment
+from support.many_rollouts import database_with
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import RolloutFilter, TokenCaptureStore
 from token_id_capture.store.file.read_only import read_only

@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from terminal import on_terminal
 
-from commands import TOKCAP, RunInstalled, RunTokcap
+from support.commands import TOKCAP, RunInstalled, RunTokcap
+from support.terminal import on_terminal
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from captured import (
+
+from support.captured import (
     entry,
     filled,
     finish,
@@ -18,8 +19,7 @@ from captured import (
     put_chain,
     sql,
 )
-
-from commands import TOKCAP, RunTokcap, clean_environment
+from support.commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.errors import RolloutRetiredError
 from token_id_capture.store import TokenCaptureStore
 

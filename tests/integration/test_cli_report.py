@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands import RunTokcap
-from reported import HOSTILE, write_rollouts
+from support.commands import RunTokcap
+from support.reported import HOSTILE, write_rollouts
 from token_id_capture.explanation import call_tree
 from token_id_capture.records import TokenEntry
 from token_id_capture.report.charts import CHART_HEIGHT, MOST_SLOTS, cut, draw_bars

@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from many_rollouts import database_with
 
-from commands import RunInstalled, RunTokcap, clean_environment
+from support.commands import RunInstalled, RunTokcap, clean_environment
+from support.many_rollouts import database_with
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from terminal import on_terminal
 
-from commands import TOKCAP, RunTokcap, clean_environment
+from support.commands import TOKCAP, RunTokcap, clean_environment
+from support.terminal import on_terminal
 from token_id_capture.errors import StatementError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore

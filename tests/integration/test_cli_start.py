@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from captured import filled, finish, put_chain
 
-from commands import clean_environment
+from support.captured import filled, finish, put_chain
+from support.commands import clean_environment
 from token_id_capture.store import TokenCaptureStore
 
 PROGRAM = """

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from many_rollouts import database_with
 
-from commands import LONGEST_RUN_SECONDS, TOKCAP, clean_environment
+from support.commands import LONGEST_RUN_SECONDS, TOKCAP, clean_environment
+from support.many_rollouts import database_with
 
 SMALLEST_PIPE = 4096
 

@@ -8,9 +8,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from captured import filled, one_line, process, put_chain, sql
 
-from commands import RunTokcap
+from support.captured import filled, one_line, process, put_chain, sql
+from support.commands import RunTokcap
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 

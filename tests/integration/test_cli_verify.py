@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from captured import content, entry, filled, finish, one_line, process, put_chain, sql
 
-from commands import TOKCAP, RunTokcap, clean_environment
+from support.captured import content, entry, filled, finish, one_line, process, put_chain, sql
+from support.commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture.store import TokenCaptureStore
 
 

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from finalizing import Bench, as_line, feed_and_wait, record, running
 
-from commands import RunTokcap
+from support.commands import RunTokcap
+from support.finalizing import Bench, as_line, feed_and_wait, record, running
 from token_id_capture.finalize.output_file import UnusableOutputError
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import RowFormat

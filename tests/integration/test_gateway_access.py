@@ -14,9 +14,9 @@ import openai
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
-from replay import Gateway, running_gateway, stream, until
 
+from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
+from support.replay import Gateway, running_gateway, stream, until
 from token_id_capture.server.http.metrics import OUTCOMES
 from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.store import TokenCaptureStore

@@ -14,12 +14,12 @@ import openai
 import orjson
 import pytest
 from aiohttp import web
-from made_up import answering
-from replay import Gateway, running_gateway
 
-from spoken import Spoken
+from support.made_up import answering
+from support.replay import Gateway, running_gateway
+from support.spoken import Spoken
+from support.ways import CHAT, COMPLETIONS, WAYS
 from token_id_capture.testing.replay import Recording
-from ways import CHAT, COMPLETIONS, WAYS
 
 LLAMA = Path(__file__).parents[1] / "data" / "recordings" / "llama-server-b1-0c1e570"
 VLLM = LLAMA.parent / "vllm-0.32.0"

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
-from replay import Gateway, Recording, running_gateway, until
 
+from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
+from support.replay import Gateway, Recording, running_gateway, until
 from token_id_capture.store import TokenCaptureStore
 
 

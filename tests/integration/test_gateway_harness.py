@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import FOLDER, Exchange, ScenarioEngine, exchanges, with_token_ids
-from made_up import answering, pausing
-from replay import Gateway, running_gateway, until
 
+from support.harness import FOLDER, Exchange, ScenarioEngine, exchanges, with_token_ids
+from support.made_up import answering, pausing
+from support.replay import Gateway, running_gateway, until
 from token_id_capture.builder import run_builder
 
 STORED, REFUSED, LOST, UNKNOWN = "stored", "refused", "lost_stream", "unknown_outcome"

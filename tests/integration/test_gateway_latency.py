@@ -11,12 +11,12 @@ from time import perf_counter
 
 import aiohttp
 import pytest
-import replay
 import uvloop
-from made_up import BODY, CHAT, answering, chat
-from replay import replay_engine
-from served import serving
 
+from support import replay
+from support.made_up import BODY, CHAT, answering, chat
+from support.replay import replay_engine
+from support.served import serving
 from token_id_capture.server.listener import listen
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 import pytest
-import served
-from replay import serving, until
 
+from support import served
+from support.replay import serving, until
 from token_id_capture.server.app import create_app
 from token_id_capture.server.defaults import Streaming
 from token_id_capture.server.http.upstream import Upstream

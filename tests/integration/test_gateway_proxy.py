@@ -11,9 +11,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, STREAM, answering, chat
-from replay import Gateway, Recording, replay_engine, running_gateway, serving, stream
 
+from support.made_up import BODY, CHAT, STREAM, answering, chat
+from support.replay import Gateway, Recording, replay_engine, running_gateway, serving, stream
 from token_id_capture.errors import ConfigurationError, UnknownRolloutError
 from token_id_capture.server.app import create_app
 from token_id_capture.server.http.upstream import parse_upstream

@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from replay import ADDED_TO_CHATS, RECORDINGS, Gateway, Recording, running_gateway
+
+from support.replay import ADDED_TO_CHATS, RECORDINGS, Gateway, Recording, running_gateway
 
 # Recordings of requests that the gateway would not send: without log probabilities, ids or usage.
 NEVER_SENT = ("03", "04b", "04e", "15", "15b", "17", "17b", "17c", "17d", "17e", "24", "24b", "24c")

@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, answering, chat
-from replay import Gateway, running_gateway, until
+
+from support.made_up import BODY, CHAT, answering, chat
+from support.replay import Gateway, running_gateway, until
 
 RAW = orjson.dumps(BODY)
 

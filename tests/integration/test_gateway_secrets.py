@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
-from replay import Gateway, running_gateway
+
+from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
+from support.replay import Gateway, running_gateway
 
 PROMPT, GENERATED = [41001, 41002, 41003], [42001, 42002]
 IDS = [str(token).encode() for token in (*PROMPT, *GENERATED)]

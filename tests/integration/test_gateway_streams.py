@@ -11,9 +11,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
-from replay import Gateway, Recording, connector_to, running_gateway, until
 
+from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
+from support.replay import Gateway, Recording, connector_to, running_gateway, until
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.replay import Cut, bytewise, in_chunks, whole

@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
-from replay import Gateway, running_gateway
+
+from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
+from support.replay import Gateway, running_gateway
 
 WHOLE = orjson.dumps(chat([5, 6], [-0.1, -0.2]))
 EVENTS = events(FIRST, delta([10]), delta([11], "stop"), usage(2))

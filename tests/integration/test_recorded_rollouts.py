@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 import pytest
-from replay import RECORDINGS, Gateway, Recording, running_gateway
 
-from commands import RunTokcap
+from support.commands import RunTokcap
+from support.replay import RECORDINGS, Gateway, Recording, running_gateway
 
 CHAINS = (
     *("chain-clean", "chain-clean-stream", "chain-clean-text"),

@@ -15,10 +15,10 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
-from replay import ReplayEngine, replay_engine, until
-from served import Serving, refused, serving
 
+from support.made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
+from support.replay import ReplayEngine, replay_engine, until
+from support.served import Serving, refused, serving
 from token_id_capture.store import TokenCaptureStore
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
-from replay import ReplayEngine, replay_engine, stream, until
-from served import Serving, serving
 
-from commands import RunTokcap
+from support.commands import RunTokcap
+from support.made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
+from support.replay import ReplayEngine, replay_engine, stream, until
+from support.served import Serving, serving
 from token_id_capture.store import TokenCaptureStore
 
 KEY = "gateway-key-5f1e"

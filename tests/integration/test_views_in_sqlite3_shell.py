@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from many_rollouts import database_with
 
+from support.many_rollouts import database_with
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.records import TokenEntry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frozen import DELIVERED, FOLDER, MASKED, OPEN, entry, frozen
 
+from support.frozen import DELIVERED, FOLDER, MASKED, OPEN, entry, frozen
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError
 from token_id_capture.records import TokenEntry

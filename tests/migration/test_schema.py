@@ -14,9 +14,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from frozen import FOLDER, frozen
 from sqlalchemy import create_engine
 
+from support.frozen import FOLDER, frozen
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file.migrate import migrations_directory

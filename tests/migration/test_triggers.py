@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from frozen import fill
 
+from support.frozen import fill
 from token_id_capture.store import TokenCaptureStore
 
 IMMUTABLE = "a snapshot is immutable"

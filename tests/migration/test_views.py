@@ -7,10 +7,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from frozen import HEAD_REVISION, OPEN, entry, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.frozen import HEAD_REVISION, OPEN, entry, frozen
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.codec import pack
 from token_id_capture.store.schema import ENTRY_COLUMNS

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from call_trees import append_only, call
 
+from support.call_trees import append_only, call
 from token_id_capture.builder import (
     Chain,
     ChainLink,

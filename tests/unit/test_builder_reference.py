@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from call_trees import call_trees, grow, on_one_buffer
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from reference_builder import Reference, reference_build
 
+from support.call_trees import call_trees, grow, on_one_buffer
+from support.reference_builder import Reference, reference_build
 from token_id_capture.builder import (
     BuildOutput,
     assert_prefix_contiguity,

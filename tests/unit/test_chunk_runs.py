@@ -12,8 +12,8 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_sink import PlainSink
 
+from support.memory_sink import PlainSink
 from token_id_capture.capture.context import CaptureContext
 from token_id_capture.capture.recorder import CallRecorder
 from token_id_capture.server.call import CapturedCall

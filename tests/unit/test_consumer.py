@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from call_trees import append_only, call, call_trees
 from hypothesis import given, settings
 
+from support.call_trees import append_only, call, call_trees
 from token_id_capture import reasons
 from token_id_capture.builder import Trajectory, assert_prefix_contiguity
 from token_id_capture.consumer import (

@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from typing import Any, NamedTuple
 
-from chat_templates import ChatTemplate, TemplateError, Vocabulary, published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.chat_templates import ChatTemplate, TemplateError, Vocabulary, published
 from token_id_capture.server.continuity.tail import Endings, RestatedAnswer, TailUnknownError, continue_answer
 from token_id_capture.tokens import TokenIds
 

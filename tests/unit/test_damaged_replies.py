@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from damage import check, damaged_call, outcome
+from support.damage import check, damaged_call, outcome
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from call_trees import call
 
+from support.call_trees import call
 from token_id_capture import delivery
 from token_id_capture.builder import assert_prefix_contiguity
 from token_id_capture.consumer import trajectories_from_source

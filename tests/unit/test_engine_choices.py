@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from spoken import Spoken, usage_chunk, vllm_completion
+from support.spoken import Spoken, usage_chunk, vllm_completion
+from support.ways import WAYS, parts, replayed
 from token_id_capture.server.settings import GatewaySettings
-from ways import WAYS, parts, replayed
 
 
 def several(spoken: list[Spoken]) -> list[dict[str, Any]]:

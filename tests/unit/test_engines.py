@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spoken import Spoken, vllm_spelled
+from support.spoken import Spoken, vllm_spelled
+from support.ways import SEEN_BY_AUTO, STREAM, WAYS, Way, parts, replayed
 from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Endpoint
@@ -31,7 +32,6 @@ from token_id_capture.testing.replay import (
     bytewise,
     in_chunks,
 )
-from ways import SEEN_BY_AUTO, STREAM, WAYS, Way, parts, replayed
 
 every_way = pytest.mark.parametrize("way", list(WAYS.values()), ids=list(WAYS))
 STREAMED = {name: way for name, way in WAYS.items() if isinstance(way.response(Spoken()), bytes)}

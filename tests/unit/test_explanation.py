@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from call_trees import call, grow
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.call_trees import call, grow
 from token_id_capture import reasons
 from token_id_capture.cli.output.tree_text import tree_lines, tree_rows
 from token_id_capture.explanation import (

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from call_trees import call
 
+from support.call_trees import call
 from token_id_capture.errors import CorruptCaptureError
 from token_id_capture.protocols import RemembersHistories
 from token_id_capture.provenance import Continuity, HistoryLink, Mode, Policy

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from memory_sink import MemorySink
 
+from support.memory_sink import MemorySink
 from token_id_capture.cli.serving.logs import JsonFormatter, TextFormatter
 from token_id_capture.errors import StoreClosedError
 from token_id_capture.sink import CaptureContext, reset_token_sink, set_token_sink

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
-from memory_sink import MemorySink
 
+from support.memory_sink import MemorySink
 from token_id_capture.protocols import TokenSink, install_token_sink
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.sink import CaptureContext, current_capture_context, reset_token_sink, set_token_sink

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from memory_sink import MemorySink, PlainSink
 
+from support.memory_sink import MemorySink, PlainSink
 from token_id_capture.errors import (
     ConflictingEntryError,
     RolloutFrozenError,

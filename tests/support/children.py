@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SERVER = Path(__file__).with_name("child_server.py")
+TESTS = Path(__file__).parents[1]
 LIMIT_SECONDS = 60.0
 
 
@@ -123,8 +123,8 @@ class Children:
 
     def __init__(self, library: Path | None) -> None:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, **({"LD_PRELOAD": str(library)} if library else {})}
-        self._server = subprocess.Popen([sys.executable, str(SERVER)], stdin=theirs, env=environment)
+        environment = {**os.environ, "PYTHONPATH": str(TESTS), **({"LD_PRELOAD": str(library)} if library else {})}
+        self._server = subprocess.Popen([sys.executable, "-m", "support.child_server"], stdin=theirs, env=environment)
         theirs.close()
         self._connection = ours
         self._lines = ours.makefile("rw")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from made_up import BODY
+
+from support.made_up import BODY
 
 TOKCAP = Path(sys.executable).with_name("tokcap")
 LIMIT_SECONDS = 60

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from replay import stream
+
+from support.replay import stream
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -16,11 +16,11 @@ from typing import Any
 
 import orjson
 
-from spoken import Spoken
+from support.spoken import Spoken
+from support.ways import WAYS, Way
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.testing.replay import RecordedEngine, Recording, Replayed, in_chunks, replay_through, whole
-from ways import WAYS, Way
 
 _NATIVE = "completion_probabilities"
 NOT_A_NUMBER = "<NaN>"

@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 
-from commands import TOKCAP, clean_environment
+from support.commands import TOKCAP, clean_environment
 
 
 def on_terminal(columns: int, *arguments: object, **environment: str) -> str:

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from typing import Any
 
-import programs
+from support import programs
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:

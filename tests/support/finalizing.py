@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commands import TOKCAP, RunTokcap, clean_environment
+from support.commands import TOKCAP, RunTokcap, clean_environment
 from token_id_capture import reasons
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore

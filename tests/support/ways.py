@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from spoken import (
+from support.spoken import (
     Spoken,
     litellm_chat,
     litellm_chat_stream,

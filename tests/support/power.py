@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from interposer import Operation
+from support.interposer import Operation
 
 SECTOR = 512
 

@@ -74,8 +74,8 @@ def process(path: Path, body: str) -> Iterator[subprocess.Popen[bytes]]:
     """
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     program = (
-        f"import asyncio, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from captured import *\n"
+        f"import asyncio, sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from support.captured import *\n"
         "def ready(): print('ready', flush=True)\n"
         f"async def main():\n    store = TokenCaptureStore(sys.argv[1])\n{lines}\n"
         "asyncio.run(main())\n"
