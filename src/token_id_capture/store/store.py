@@ -271,6 +271,22 @@ class TokenCaptureStore:
         """
         return await self._read_tokens(_entries_of_rollout, validate_rollout_id(rollout_id))
 
+    async def read_call(self, rollout_id: str, model_call_id: str) -> TokenEntry | None:
+        """One stored call with its whole prompt; None if it is not stored. Costs the length of its sequence.
+
+        Raises:
+            CorruptCaptureError: the call, or one that its prompt is stored behind, is damaged.
+        """
+        return await self._read_tokens(_entry_of_call, validate_rollout_id(rollout_id), model_call_id)
+
+    async def find_continued(self, rollout_id: str, fingerprint: str) -> dict[str, dict[str, Any]]:
+        """The calls that were stored with this ``continuation_fingerprint``: their extra fields by call id.
+
+        Such fields come from frameworks that stamp lineage at request time; the look-up uses an index.
+        """
+        found = await self._read(queries.continued_calls, validate_rollout_id(rollout_id), fingerprint)
+        return {model_call_id: orjson.loads(extras) for model_call_id, extras in found}
+
     async def list_rollouts(
         self, after: str = "", limit: int = 50, wanted: RolloutFilter = EVERY_ROLLOUT
     ) -> list[RolloutSummary]:
@@ -383,6 +399,12 @@ def _entries_of_snapshot(reader: TokenReader, head: snapshot.SnapshotHead) -> tu
 
 def _entries_of_rollout(reader: TokenReader, rollout_id: str) -> tuple[TokenEntry, ...]:
     return unpack_rollout(rollout_id, reader.read(queries.entry_rows, rollout_id))
+
+
+def _entry_of_call(reader: TokenReader, rollout_id: str, model_call_id: str) -> TokenEntry | None:
+    rows = reader.read(queries.rows_of_call, rollout_id, model_call_id)
+    entries = unpack_rollout(rollout_id, rows)
+    return next((entry for entry in entries if entry.model_call_id == model_call_id), None)
 
 
 def _nothing(batch: Batch, jobs: list[Job]) -> None:

@@ -94,6 +94,22 @@ _LATE_WRITES = """
 _ENTRIES = f"""
     SELECT {_ENTRY} FROM entries WHERE rowid IN (SELECT rowid FROM entries WHERE rollout_id = :rollout) ORDER BY rowid
 """
+# A call and the calls that its prompt is stored behind.
+_WITH_PREFIXES = f"""
+    WITH RECURSIVE needed (call) AS (
+        VALUES (:call)
+        UNION
+        SELECT e.prefix_call_id FROM entries AS e JOIN needed ON e.model_call_id = needed.call
+        WHERE e.rollout_id = :rollout AND e.prefix_call_id IS NOT NULL
+    )
+    SELECT {_ENTRY} FROM entries WHERE rollout_id = :rollout AND model_call_id IN (SELECT call FROM needed)
+"""
+# Word for word what the index entries_by_continuation holds.
+_BY_CONTINUATION = """
+    SELECT model_call_id, extras FROM entries
+    WHERE rollout_id = :rollout AND json_extract(extras, '$.continuation_fingerprint') = :fingerprint
+    ORDER BY model_call_id
+"""
 _OF_SNAPSHOT = "WHERE snapshot_id = :snapshot AND version = :version"
 _SNAPSHOT_ENTRIES = f"""
     SELECT {_ENTRY} FROM snapshot_entries
@@ -190,6 +206,17 @@ def _late_write(model_call_id: str, state: str, attempted_at: float) -> LateWrit
 def entry_rows(execute: Execute, rollout_id: str) -> Rows:
     """The rows of a rollout's entries, in the order in which they were stored."""
     return _as_dicts(execute(_ENTRIES, {"rollout": rollout_id}))
+
+
+def rows_of_call(execute: Execute, rollout_id: str, model_call_id: str) -> Rows:
+    """The row of a call and those of all calls that its prompt is stored behind; empty if it is not stored."""
+    return _as_dicts(execute(_WITH_PREFIXES, {"rollout": rollout_id, "call": model_call_id}))
+
+
+def continued_calls(execute: Execute, rollout_id: str, fingerprint: str) -> list[tuple[str, str]]:
+    """Ids and extras (JSON) of the calls that were stored with this ``continuation_fingerprint``."""
+    found = execute(_BY_CONTINUATION, {"rollout": rollout_id, "fingerprint": fingerprint}).fetchall()
+    return [(row[0], row[1]) for row in found]
 
 
 def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows | None:
