@@ -35,6 +35,10 @@ class TokenIdCaptureSettings(BaseModel):
     ``sink_kwargs``. ``max_mask_fraction`` is from 0 to 1; a batch run stops once more than that
     fraction of at least ``mask_fraction_min_samples`` finalized rollouts is masked. ``None``: it
     never stops.
+
+    ``lineage_store``, ``lineage_store_kwargs``, ``allow_unresolved_continuations`` and ``delta_records`` are
+    settings of NeMo Gym's model server: they are accepted, so that one configuration serves both, and
+    change nothing here, since a parent is proven by its tokens. ``external_staging`` is refused.
     """
 
     # A message about one bad value must not print the secrets that stand beside it.
@@ -45,6 +49,13 @@ class TokenIdCaptureSettings(BaseModel):
     dir: Path | None = None
     sink: str | None = None
     sink_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    lineage_store: str | None = None
+    lineage_store_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    allow_unresolved_continuations: bool = False
+    delta_records: bool = False
+    external_staging: bool = False
+    external_staging_backend: str | None = None
+    control_auth_token_env: str | None = None
     rebuild_response: bool = True
     max_mask_fraction: float | None = None
     mask_fraction_min_samples: int = 50
@@ -55,6 +66,11 @@ class TokenIdCaptureSettings(BaseModel):
         # read then.
         if not self.enabled:
             return self
+        if self.external_staging:
+            raise ValueError(
+                "token_id_capture.external_staging is not supported: tokens go into this store, not through a "
+                "worker's staging; remove the setting"
+            )
         fraction = self.max_mask_fraction
         if fraction is not None and not 0 <= fraction <= 1:
             raise ValueError(f"token_id_capture.max_mask_fraction must be from 0 to 1, not {fraction}")
@@ -156,6 +172,15 @@ class TokenIdCaptureConfig(BaseModel):
                 f"token_id_capture.sink {block.sink!r} is no token sink: it lacks {', '.join(missing)}"
             )
         return sink
+
+
+def token_id_capture_config(global_config: Mapping[str, Any] | None) -> TokenIdCaptureConfig:
+    """The capture settings of a whole configuration, which may be empty or None.
+
+    Raises:
+        pydantic.ValidationError (a ValueError): as for ``TokenIdCaptureConfig``.
+    """
+    return TokenIdCaptureConfig.model_validate(global_config or {})
 
 
 def token_id_capture_enabled_for_agent(global_config: Mapping[str, Any], agent_name: str | None) -> bool:

@@ -17,18 +17,18 @@ import orjson
 from sqlalchemy.exc import DBAPIError
 
 from token_id_capture import reasons
-from token_id_capture.errors import RolloutRetiredError, StoreClosedError
+from token_id_capture.errors import StoreClosedError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin, Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry, validate_rollout_id
-from token_id_capture.store.codec import pack, unpack_rollout, validated
+from token_id_capture.store.codec import pack, validated
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import translated
 from token_id_capture.store.file.location import database_path, missing
 from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
-from token_id_capture.store.read import histories, listing, queries
+from token_id_capture.store.read import histories, listing, queries, tokens
 from token_id_capture.store.read.connections import Reader
 from token_id_capture.store.read.listing import EVERY_ROLLOUT, RolloutFilter
 from token_id_capture.store.read.summaries import RolloutDetail, RolloutSummary
@@ -204,7 +204,7 @@ class TokenCaptureStore:
         self._recent.forget(rollout_id)
         if head is None:
             return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        entries = await self._read_tokens(_entries_of_snapshot, head)
+        entries = await self._read_tokens(tokens.entries_of_snapshot, head.rollout_id, head.snapshot_id, head.version)
         return TokenCaptureSnapshot(rollout_id, entries, head.incomplete, head.snapshot_id, head.version)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
@@ -269,7 +269,7 @@ class TokenCaptureStore:
         Raises:
             CorruptCaptureError: stored tokens do not match their digest.
         """
-        return await self._read_tokens(_entries_of_rollout, validate_rollout_id(rollout_id))
+        return await self._read_tokens(tokens.entries_of_rollout, validate_rollout_id(rollout_id))
 
     async def read_call(self, rollout_id: str, model_call_id: str) -> TokenEntry | None:
         """One stored call with its whole prompt; None if it is not stored. Costs the length of its sequence.
@@ -277,15 +277,7 @@ class TokenCaptureStore:
         Raises:
             CorruptCaptureError: the call, or one that its prompt is stored behind, is damaged.
         """
-        return await self._read_tokens(_entry_of_call, validate_rollout_id(rollout_id), model_call_id)
-
-    async def find_continued(self, rollout_id: str, fingerprint: str) -> dict[str, dict[str, Any]]:
-        """The calls that were stored with this ``continuation_fingerprint``: their extra fields by call id.
-
-        Such fields come from frameworks that stamp lineage at request time; the look-up uses an index.
-        """
-        found = await self._read(queries.continued_calls, validate_rollout_id(rollout_id), fingerprint)
-        return {model_call_id: orjson.loads(extras) for model_call_id, extras in found}
+        return await self._read_tokens(tokens.entry_of_call, validate_rollout_id(rollout_id), model_call_id)
 
     async def list_rollouts(
         self, after: str = "", limit: int = 50, wanted: RolloutFilter = EVERY_ROLLOUT
@@ -388,23 +380,6 @@ class TokenCaptureStore:
         refuse_newer(revision, self._path)
         if revision != HEAD_REVISION:
             await self.open()
-
-
-def _entries_of_snapshot(reader: TokenReader, head: snapshot.SnapshotHead) -> tuple[TokenEntry, ...]:
-    rows = reader.read(queries.snapshot_rows, head.snapshot_id, head.version)
-    if rows is None:
-        raise RolloutRetiredError(head.rollout_id, "reading its snapshot, which another process retired meanwhile")
-    return unpack_rollout(head.rollout_id, rows)
-
-
-def _entries_of_rollout(reader: TokenReader, rollout_id: str) -> tuple[TokenEntry, ...]:
-    return unpack_rollout(rollout_id, reader.read(queries.entry_rows, rollout_id))
-
-
-def _entry_of_call(reader: TokenReader, rollout_id: str, model_call_id: str) -> TokenEntry | None:
-    rows = reader.read(queries.rows_of_call, rollout_id, model_call_id)
-    entries = unpack_rollout(rollout_id, rows)
-    return next((entry for entry in entries if entry.model_call_id == model_call_id), None)
 
 
 def _nothing(batch: Batch, jobs: list[Job]) -> None:

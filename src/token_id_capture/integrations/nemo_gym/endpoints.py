@@ -15,12 +15,21 @@ The collector's process needs the source as well: ``tokcap gym`` installs it.
 
 from __future__ import annotations
 
-from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.errors import InvalidEntryError, UnknownRolloutError
-from token_id_capture.integrations.nemo_gym.entries import Dumped, extra, is_delta, parent_of, to_entry, to_gym, whole
-from token_id_capture.integrations.nemo_gym.lineage import stamps
+from token_id_capture.integrations.nemo_gym.entries import (
+    FINGERPRINT,
+    Dumped,
+    extra,
+    is_delta,
+    parent_of,
+    to_entry,
+    to_gym,
+    whole,
+)
+from token_id_capture.integrations.nemo_gym.lineage import history_of, stamps
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 
@@ -34,7 +43,7 @@ REFUSED = "refused"
 class CaptureSink:
     """Stores what a Gym model server captures: durable and visible to every process on return."""
 
-    def __init__(self, database: str | PathLike[str]) -> None:
+    def __init__(self, database: str | Path) -> None:
         self._store = TokenCaptureStore(database)
 
     async def put(self, entry: Dumped | TokenEntry) -> None:
@@ -46,7 +55,9 @@ class CaptureSink:
             RolloutFrozenError, RolloutRetiredError: the rollout takes no entries any more.
         """
         given = to_entry(entry)
-        await self._store.put(await self._laid_out(given) if is_delta(given) else given)
+        key = extra(given, FINGERPRINT)
+        laid_out = await self._laid_out(given) if is_delta(given) else given
+        await self._store.put(laid_out, history_of(key) if isinstance(key, str) and key else None)
 
     async def _laid_out(self, entry: TokenEntry) -> TokenEntry:
         parent_id = parent_of(entry)
@@ -97,10 +108,11 @@ class CaptureSink:
 class LineageStore:
     """Resolves which stored call a request continues, with the hashes of the installed Gym.
 
-    Each look-up is one indexed query; nothing is cached, so every worker sees every durable call.
+    A look-up asks an index for the calls with the request's key and reads only those; nothing is
+    cached, so every worker sees every durable call.
     """
 
-    def __init__(self, database: str | PathLike[str]) -> None:
+    def __init__(self, database: str | Path) -> None:
         self._store = TokenCaptureStore(database)
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
@@ -119,14 +131,16 @@ class LineageStore:
         if not key:
             return LineageResolution(ParentResolutionStatus.ROOT)
         index = RolloutLineage()
-        for found in await self._store.find_calls(rollout_id, key):
-            index.add_entry(to_gym(found, {}), store_tokens=False)
+        known: dict[str, TokenEntry] = {}
+        for call in await self._store.find_calls(rollout_id, [history_of(key).chain]):
+            stored = await self._store.read_call(rollout_id, call.model_call_id)
+            if stored is not None:
+                known[call.model_call_id] = stored
+                index.add_entry(to_gym(stored, {}), store_tokens=False)
         status, node, reason = index.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED or node is None:
             return LineageResolution(status, reason=reason)
-        parent = await self._store.read_call(rollout_id, node.call_id)
-        if parent is None:
-            return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason="no_match")
+        parent = known[node.call_id]
         tokens = (*parent.prompt_token_ids, *parent.generation_token_ids)
         match = LineageMatch(
             model_call_id=node.call_id, cumulative_token_ids=tokens, digest=str(extra(parent, "digest") or "")
@@ -145,7 +159,7 @@ class LineageStore:
 class CaptureSource:
     """Freezes and retires for Gym's collector; entries are of the installed Gym's class."""
 
-    def __init__(self, database: str | PathLike[str]) -> None:
+    def __init__(self, database: str | Path) -> None:
         self._store = TokenCaptureStore(database)
 
     async def freeze(self, rollout_id: str) -> GymSnapshot:
@@ -191,4 +205,4 @@ async def is_incomplete(store: TokenCaptureStore, rollout_id: str) -> bool:
         summary = (await store.describe_rollout(rollout_id)).summary
     except UnknownRolloutError:
         return False
-    return bool(summary.incomplete)
+    return bool(summary.flags or summary.open_intents)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 IS_DELTA: Final = "prompt_is_delta"
 """Gym's field that says that ``prompt_token_ids`` holds only what follows the parent's sequence."""
 
+FINGERPRINT: Final = "continuation_fingerprint"
+"""Gym's field with the key under which a later request finds the call."""
+
 _PARENT: Final = "parent_call_id"
 _LINEAGE: Final = "digest"
 
@@ -68,7 +71,8 @@ def whole(entry: TokenEntry, parent: TokenEntry) -> TokenEntry:
     Raises:
         InvalidEntryError: the sequence does not match the digest that the record carries.
     """
-    prompt = TokenIds.joined(parent.prompt_token_ids, parent.generation_token_ids, entry.prompt_token_ids)
+    before = TokenIds.joined(parent.prompt_token_ids, parent.generation_token_ids)
+    prompt = TokenIds.joined(before, entry.prompt_token_ids)
     laid_out = entry.model_copy(update={"prompt_token_ids": prompt})
     expected = extra(entry, _LINEAGE)
     if expected and digest_of(laid_out) != expected:

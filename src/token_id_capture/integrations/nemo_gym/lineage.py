@@ -1,4 +1,4 @@
-"""Gym's lineage fields for calls that were captured without them.
+"""The index key of a call that Gym stamped, and Gym's lineage fields for calls that were captured without them.
 
 Our gateway stores no lineage: a parent is the call whose tokens the prompt provably continues. Gym's
 builder reads parents from the entries, so they are stamped when a rollout is frozen.
@@ -6,12 +6,25 @@ builder reads parents from the entries, so they are stamped when a rollout is fr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from token_id_capture.builder.call_forest import CallForest
 from token_id_capture.integrations.nemo_gym.entries import digest_of, has_lineage
+from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry
+
+_KEYS: Final = b"nemo-gym-lineage"
+
+
+def history_of(fingerprint: str) -> HistoryLink:
+    """The index row of a call with this ``continuation_fingerprint``.
+
+    The key is of another kind than those of our gateway's continuity and never meets one of them.
+    """
+    chain = hashlib.sha256(_KEYS + fingerprint.encode()).digest()[:16]
+    return HistoryLink(chain=chain, reasoning=b"", call_ids=b"", ended=True)
 
 
 def stamps(entries: Sequence[TokenEntry]) -> dict[str, dict[str, Any]]:

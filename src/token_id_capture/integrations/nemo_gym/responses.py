@@ -61,5 +61,4 @@ def usage(prompts: Sequence[int], generations: Sequence[int]) -> dict[str, int]:
 
     ``input_tokens`` is the first prompt alone; ours counts everything that was not sampled.
     """
-    first, sampled = (prompts[0] if prompts else 0), sum(generations)
-    return {"input_tokens": first, "output_tokens": sampled, "total_tokens": first + sampled}
+    return {"input_tokens": prompts[0] if prompts else 0, "output_tokens": sum(generations)}

@@ -51,11 +51,12 @@ class _Loop:
 
 
 class TokenCaptureStore:
-    """Gym's file store by name: ``root`` is a directory, and the database lies in it."""
+    """Gym's file store by name. ``root`` is the directory that holds the database, or a database file."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
-        self._root.mkdir(parents=True, exist_ok=True)
+        if not self._root.suffix:
+            self._root.mkdir(parents=True, exist_ok=True)
         self._loop = _Loop()
         self._store = Store(self._root)
         self._sink = CaptureSink(self._root)
@@ -117,14 +118,21 @@ class TokenCaptureStore:
         """Delete exactly this snapshot; False if anything changed since."""
         return await self._loop.run_async(self._source.drop(rollout_id, snapshot_id=snapshot_id, version=version))
 
-    async def close(self) -> None:
-        """Release everything. Idempotent; the store opens again when it is used again."""
-        for part in (self._sink, self._source, self._store):
-            await self._loop.run_async(part.close())
+    def stop(self) -> None:
+        """As ``close``, without awaiting."""
+        self._loop.run(self._close())
         self._loop.stop()
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        await asyncio.to_thread(self.stop)
+
+    async def _close(self) -> None:
+        for part in (self._sink, self._source, self._store):
+            await part.close()
 
 
 def make_token_store(global_config_dict: Any) -> TokenCaptureStore | None:
     """The store that a global configuration means; None where ours would be None."""
     store = configured_store(global_config_dict or {})
-    return None if store is None else TokenCaptureStore(store.database.parent)
+    return None if store is None else TokenCaptureStore(store.database)

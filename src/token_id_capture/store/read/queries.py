@@ -104,12 +104,6 @@ _WITH_PREFIXES = f"""
     )
     SELECT {_ENTRY} FROM entries WHERE rollout_id = :rollout AND model_call_id IN (SELECT call FROM needed)
 """
-# Word for word what the index entries_by_continuation holds.
-_BY_CONTINUATION = """
-    SELECT model_call_id, extras FROM entries
-    WHERE rollout_id = :rollout AND json_extract(extras, '$.continuation_fingerprint') = :fingerprint
-    ORDER BY model_call_id
-"""
 _OF_SNAPSHOT = "WHERE snapshot_id = :snapshot AND version = :version"
 _SNAPSHOT_ENTRIES = f"""
     SELECT {_ENTRY} FROM snapshot_entries
@@ -211,12 +205,6 @@ def entry_rows(execute: Execute, rollout_id: str) -> Rows:
 def rows_of_call(execute: Execute, rollout_id: str, model_call_id: str) -> Rows:
     """The row of a call and those of all calls that its prompt is stored behind; empty if it is not stored."""
     return _as_dicts(execute(_WITH_PREFIXES, {"rollout": rollout_id, "call": model_call_id}))
-
-
-def continued_calls(execute: Execute, rollout_id: str, fingerprint: str) -> list[tuple[str, str]]:
-    """Ids and extras (JSON) of the calls that were stored with this ``continuation_fingerprint``."""
-    found = execute(_BY_CONTINUATION, {"rollout": rollout_id, "fingerprint": fingerprint}).fetchall()
-    return [(row[0], row[1]) for row in found]
 
 
 def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows | None:

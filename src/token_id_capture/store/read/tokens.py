@@ -1,0 +1,34 @@
+"""Stored calls with their tokens: of a snapshot, of a rollout, or one by itself."""
+
+from __future__ import annotations
+
+from token_id_capture.errors import RolloutRetiredError
+from token_id_capture.records import TokenEntry
+from token_id_capture.store.codec import unpack_rollout
+from token_id_capture.store.read import queries
+from token_id_capture.store.read.token_connections import TokenReader
+
+
+def entries_of_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, version: int) -> tuple[TokenEntry, ...]:
+    """The calls of one version of a snapshot.
+
+    Raises:
+        RolloutRetiredError: another process retired it meanwhile.
+        CorruptCaptureError: the snapshot or a call in it is damaged.
+    """
+    rows = reader.read(queries.snapshot_rows, snapshot_id, version)
+    if rows is None:
+        raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
+    return unpack_rollout(rollout_id, rows)
+
+
+def entries_of_rollout(reader: TokenReader, rollout_id: str) -> tuple[TokenEntry, ...]:
+    """The calls as they are stored now; nothing is frozen."""
+    return unpack_rollout(rollout_id, reader.read(queries.entry_rows, rollout_id))
+
+
+def entry_of_call(reader: TokenReader, rollout_id: str, model_call_id: str) -> TokenEntry | None:
+    """One call; None if it is not stored. Only calls that its prompt is stored behind are read with it."""
+    rows = reader.read(queries.rows_of_call, rollout_id, model_call_id)
+    entries = unpack_rollout(rollout_id, rows)
+    return next((entry for entry in entries if entry.model_call_id == model_call_id), None)
