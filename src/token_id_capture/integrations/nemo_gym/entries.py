@@ -61,8 +61,8 @@ def parent_of(entry: TokenEntry) -> str | None:
 
 
 def has_lineage(entry: TokenEntry) -> bool:
-    """Whether Gym stamped this entry when it was captured."""
-    return bool(extra(entry, _LINEAGE))
+    """Whether the entry came from Gym, whose entries have the lineage fields even where they are empty."""
+    return _LINEAGE in (entry.model_extra or {})
 
 
 def whole(entry: TokenEntry, parent: TokenEntry) -> TokenEntry:

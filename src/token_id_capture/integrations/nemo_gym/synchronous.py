@@ -100,7 +100,7 @@ class TokenCaptureStore:
 
     async def put(self, entry: Dumped | TokenEntry) -> None:
         """As ``append``."""
-        await self._loop.run_async(self._sink.put(entry))
+        await asyncio.to_thread(self.append, entry)
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
         """Flag the rollout."""
@@ -112,7 +112,7 @@ class TokenCaptureStore:
 
     async def freeze(self, rollout_id: str) -> GymSnapshot:
         """The frozen rollout."""
-        return await self._loop.run_async(self._source.freeze(rollout_id))
+        return await asyncio.to_thread(self.freeze_now, rollout_id)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete exactly this snapshot; False if anything changed since."""
