@@ -23,6 +23,7 @@ def main() -> None:
             )
         )
     json.dump(passed, sys.stdout)
+    print()
 
 
 if __name__ == "__main__":

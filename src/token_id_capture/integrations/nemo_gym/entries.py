@@ -6,6 +6,8 @@ Gym stamps, are kept as they came, so what is read is what was put.
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -84,11 +86,14 @@ def whole(entry: TokenEntry, parent: TokenEntry) -> TokenEntry:
 
 
 def digest_of(entry: TokenEntry) -> str:
-    """Gym's digest of the prompt and the generation."""
-    from nemo_gym.token_id_capture.records import compute_digest
+    """Gym's digest (``records.compute_digest``, version 1) of the prompt and the generation.
 
+    SHA-256 over a domain, a version byte, and the count and ids as big-endian u64; of nothing, over the
+    domain alone.
+    """
     tokens = TokenIds.joined(entry.prompt_token_ids, entry.generation_token_ids).tolist()
-    return str(compute_digest(tokens))
+    counted = struct.pack(f">BQ{len(tokens)}Q", 1, len(tokens), *tokens) if tokens else b""
+    return hashlib.sha256(b"nemo-gym-tokens" + counted).hexdigest()
 
 
 def to_gym(entry: TokenEntry, stamp: Mapping[str, Any], parent: TokenEntry | None = None) -> GymEntry:
