@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from token_id_capture import reasons
 from token_id_capture.capture.context import (
     CaptureContext,
@@ -53,8 +55,10 @@ async def register_call_intent() -> None:
         await recorder.begin()
 
 
-async def capture_tokens(response: Mapping[str, Any]) -> None:
+async def capture_tokens(response: Mapping[str, Any] | BaseModel) -> None:
     """Record the tokens of a complete response (Responses or chat shape) before it is released.
+
+    A pydantic model counts as what its ``model_dump`` gives.
 
     Call it before a conversion or a stream synthesis drops the arrays. Never raises an
     ``Exception``: no arrays, malformed arrays and a failed write flag the rollout with the reason.

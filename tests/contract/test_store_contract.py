@@ -68,7 +68,10 @@ class MemoryStore:
         rollout.intents.add(model_call_id)
 
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
-        self.live(rollout_id, "refuse_call").intents.discard(model_call_id)
+        rollout = self.live(rollout_id, "refuse_call")
+        if rollout.frozen_id:
+            raise RolloutFrozenError(rollout_id, model_call_id)
+        rollout.intents.discard(model_call_id)
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
         self.live(rollout_id, "mark_incomplete").marks += 1

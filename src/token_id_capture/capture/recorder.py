@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from time import time
 from typing import Any, Final, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from token_id_capture import reasons
 from token_id_capture.capture.context import CaptureContext
@@ -62,7 +62,7 @@ class CallRecorder:
         else:
             await cast(CallIntents, sink).begin_call(context.rollout_id, context.model_call_id)
 
-    async def capture(self, response: Mapping[str, Any]) -> None:
+    async def capture(self, response: Mapping[str, Any] | BaseModel) -> None:
         """Commit the tokens of a complete response (Responses or chat shape), or flag why there are none.
 
         Does nothing once the call is committed. Never raises an ``Exception``.
@@ -70,7 +70,7 @@ class CallRecorder:
         if self.context.token_sink is None or self.context.committed:
             return
         try:
-            entry = _entry_from_response(self.context, response)
+            entry = _entry_from_response(self.context, _as_mapping(response))
         except InvalidEntryError as error:
             await self.flag(reasons.INVALID_TOKENS, str(error))
         except ValidationError as error:
@@ -155,6 +155,10 @@ def describe_validation(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(map(str, first["loc"]))
     return f"{field}: {first['msg']}" if field else first["msg"]
+
+
+def _as_mapping(response: Mapping[str, Any] | BaseModel) -> Mapping[str, Any]:
+    return response.model_dump() if isinstance(response, BaseModel) else response
 
 
 def _entry_from_response(context: CaptureContext, response: Mapping[str, Any]) -> TokenEntry | None:

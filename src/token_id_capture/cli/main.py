@@ -19,6 +19,7 @@ from token_id_capture.cli.commands import (
     explain,
     export,
     finalize,
+    gym,
     ls,
     prune,
     report,
@@ -52,6 +53,7 @@ app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("finalize")(finalize.finalize)
+app.command("gym")(gym.gym)
 app.command("ls")(ls.ls)
 app.command("prune")(prune.prune)
 app.command("report")(report.report)

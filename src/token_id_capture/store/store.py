@@ -177,7 +177,11 @@ class TokenCaptureStore:
             self._begun.popitem(last=False)
 
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
-        """End the intent of a call that the engine refused before it generated anything."""
+        """End the intent of a call that the engine refused before it generated anything.
+
+        Raises:
+            RolloutFrozenError, RolloutRetiredError: the rollout takes no refusals any more.
+        """
         self._begun.pop((rollout_id, model_call_id), None)
         await self._write(writes.refuse_calls, writes.Call(validate_rollout_id(rollout_id), model_call_id, detail))
 

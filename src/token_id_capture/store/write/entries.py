@@ -265,12 +265,20 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
 
 
 def refuse_calls(batch: Batch, jobs: list[Job]) -> None:
-    """End open intents as refused."""
-    calls = [
-        {"rollout": job.payload.rollout_id, "call": job.payload.model_call_id, "said": job.payload.detail}
-        for job in jobs
-    ]
-    _REFUSE_INTENT.run_many(batch.connection, calls)
+    """End open intents as refused; those of a frozen rollout stay what its snapshot says they are."""
+    known = _rollouts_of(batch, (job.payload.rollout_id for job in jobs))
+    refused: list[dict[str, Any]] = []
+    for job in jobs:
+        call: Call = job.payload
+        rollout = known.get(call.rollout_id)
+        if rollout is None or rollout.state == State.OPEN:
+            refused.append({"rollout": call.rollout_id, "call": call.model_call_id, "said": call.detail})
+        elif rollout.state == State.FROZEN:
+            job.error = RolloutFrozenError(call.rollout_id, call.model_call_id)
+        else:
+            job.error = RolloutRetiredError(call.rollout_id, f"the refusal of call {call.model_call_id!r}")
+    if refused:
+        _REFUSE_INTENT.run_many(batch.connection, refused)
 
 
 def mark_incomplete(batch: Batch, mark: Mark) -> None:

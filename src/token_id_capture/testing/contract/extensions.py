@@ -54,6 +54,14 @@ class IntentContract(Contract):
         assert len(snapshot.entries) == 1
 
     @scenario
+    async def test_a_refusal_comes_too_late_after_the_freeze(self, first: OpenedStore, second: OpenedStore) -> None:
+        await first.intents.begin_call(ROLLOUT, "call")
+        assert (await first.source.freeze(ROLLOUT)).incomplete
+        with pytest.raises(RolloutFrozenError):
+            await second.intents.refuse_call(ROLLOUT, "call", "HTTP 400")
+        assert (await second.source.freeze(ROLLOUT)).incomplete
+
+    @scenario
     async def test_a_refusal_leaves_ended_and_unknown_calls_as_they_are(self, store: OpenedStore) -> None:
         await store.intents.begin_call(ROLLOUT, "call")
         await store.sink.put(make_entry("call"))
