@@ -140,6 +140,33 @@ async def finalized_by_us(database: Path, records: list[dict[str, Any]]) -> int:
     return delivered
 
 
+async def freeze_one(database: Path) -> None:
+    """Leave rollout 1-0 frozen, as an earlier run would."""
+    async with TokenCaptureStore(database) as store:
+        await store.mark_incomplete("1-0", "call")
+        await store.freeze("1-0")
+
+
+async def rollout_ids(database: Path) -> list[str]:
+    """The rollouts that the database knows."""
+    async with TokenCaptureStore(database) as store:
+        return [summary.rollout_id for summary in await store.list_rollouts()]
+
+
+def launched(database: Path) -> bool:
+    """Whether ``tokcap gym`` makes its process a collector, passes the settings on, and clears before dispatch."""
+    asyncio.run(freeze_one(database))
+    script = str(Path(__file__).with_name("launched.py"))
+    command = ["-W", "ignore", "-m", "token_id_capture", "gym", "--database", str(database), "--", script, "+limit=1"]
+    ran = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+    found = json.loads(ran.stdout)
+    return (
+        found["installed"] == ["CaptureSink", "LineageStore", "CaptureSource"]
+        and found["arguments"][:2] == ["+limit=1", "++token_id_capture.enabled=true"]
+        and asyncio.run(rollout_ids(database)) == []
+    )
+
+
 def main() -> None:
     """Every way once, on databases of their own."""
     seen: dict[str, Any] = {}
@@ -151,6 +178,7 @@ def main() -> None:
                 ours = [play(base, f"{number}-1") for number in range(ROLLOUTS)]
             seen[name] = asyncio.run(deliver(database, records))
             seen[name]["delivered_by_us"] = asyncio.run(finalized_by_us(database, ours))
+        seen["launched"] = launched(Path(directory) / "launched.db")
         seen["gateway_captured"] = asyncio.run(gateway_captured(Path(directory) / "gateway.db"))
     json.dump(seen, sys.stdout)
     print()
@@ -161,7 +189,7 @@ def main() -> None:
         "delivered_by_us": ROLLOUTS,
     }
     differs = [name for name in ("whole", "delta") if not wanted.items() <= seen[name].items()]
-    sys.exit(1 if differs or not seen["gateway_captured"] else 0)
+    sys.exit(1 if differs or not seen["gateway_captured"] or not seen["launched"] else 0)
 
 
 if __name__ == "__main__":
