@@ -221,7 +221,9 @@ async def test_an_engine_that_is_not_there_is_a_502_and_no_hole(tmp_path: Path) 
         for path in (CHAT, "/v1/responses"):
             response = await gateway.post(path, BODY)
             assert response.status == 502
-            assert f"127.0.0.1:{port}" in response.json()["error"]["message"]
+            assert response.json()["error"]["message"] == "The engine cannot be reached."
+        details = [intent.detail for intent in (await gateway.store.describe_rollout("r1")).intents]
+        assert all(f"127.0.0.1:{port}" in str(detail) for detail in details)
         assert await gateway.intents() == ["refused", "refused"]
         assert not await masked(gateway)
         assert (await gateway.request("GET", gateway.base() + "/v1/models")).status == 502

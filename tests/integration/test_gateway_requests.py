@@ -53,16 +53,21 @@ async def test_a_call_is_recorded_before_the_engine_sees_it_whatever_its_body(ga
     assert await gateway.flags() == [("uncaptured_endpoint", "a body that cannot be read here")]
 
 
-@pytest.mark.parametrize(("raw", "query"), [(b"#/tokenize", b""), (b"", b"a=b#/tokenize")])
-async def test_a_target_with_a_fragment_is_refused(gateway: Gateway, raw: bytes, query: bytes) -> None:
-    path = gateway.base().removeprefix(gateway.url).encode() + CHAT.encode() + raw
+HOST = (b"host", b"127.0.0.1")
+
+
+async def asked(gateway: Gateway, **changes: Any) -> tuple[int, dict[bytes, bytes]]:
+    """Call the application as a server would whose parser lets everything through; the status and the headers."""
+    path = gateway.base().removeprefix(gateway.url) + CHAT
     scope = {
         "type": "http",
         "method": "POST",
-        "path": path.decode(),
-        "raw_path": path,
-        "query_string": query,
-        "headers": [(b"host", b"127.0.0.1")],
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [HOST, (b"content-length", str(len(RAW)).encode())],
+        "server": ("127.0.0.1", 80),
+        **changes,
     }
     sent: list[Any] = []
 
@@ -73,8 +78,116 @@ async def test_a_target_with_a_fragment_is_refused(gateway: Gateway, raw: bytes,
         sent.append(message)
 
     await gateway.app(scope, receive, send)
-    assert sent[0]["status"] == 400
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"path": "/v1/chat/completions#/tokenize", "raw_path": b"/v1/chat/completions#/tokenize"},
+        {"query_string": b"a=b#/tokenize"},
+        {"method": "CONNECT"},
+        {"path": "*", "raw_path": b"*"},
+        {"headers": [HOST, (b"content-length", b"5"), (b"transfer-encoding", b"chunked")]},
+        {"headers": [HOST, (b"transfer-encoding", b"gzip, chunked")]},
+        {"headers": [HOST, (b"content-length", b"5"), (b"upgrade", b"h2c")]},
+    ],
+    ids=["fragment", "fragment of the query", "CONNECT", "no path", "two lengths", "unknown coding", "upgrade"],
+)
+async def test_what_two_servers_may_read_differently_is_refused_and_the_connection_closed(
+    gateway: Gateway, changes: dict[str, Any]
+) -> None:
+    status, headers = await asked(gateway, **changes)
+    assert (status, headers[b"connection"]) == (400, b"close")
     assert gateway.engine.received == []
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:8400", None, 200),
+        ("localhost:8400", None, 200),
+        ("[::1]:8400", None, 200),
+        ("gateway", None, 200),
+        ("host.docker.internal:8400", None, 200),
+        ("tokcap.example.com", None, 200),  # one of the allowed hosts
+        ("localhost:8400", "http://localhost:3000", 200),
+        ("evil.example", None, 403),
+        ("127.0.0.1.evil.example:8400", None, 403),
+        ("evil.example", "http://evil.example", 403),
+        ("127.0.0.1:8400", "http://evil.example", 403),
+        ("127.0.0.1:8400", "null", 403),
+        ("127.0.0.1:8400", "http://localhost.evil.example", 403),
+    ],
+)
+async def test_a_web_page_cannot_write_into_a_rollout(
+    tmp_path: Path, host: str, origin: str | None, status: int
+) -> None:
+    async with running_gateway(tmp_path, allowed_hosts=("tokcap.example.com",)) as gateway:
+        gateway.engine.handler = answering(chat([5], [-0.1]))
+        headers = {"host": host, **({"origin": origin} if origin is not None else {})}
+        assert (await gateway.post(CHAT, BODY, **headers)).status == status
+        assert len(await gateway.store.list_rollouts()) == (status == 200)
+        assert (await gateway.request("GET", gateway.url + "/healthz", headers=headers)).status == 200
+
+
+@pytest.mark.parametrize("filler", [b"{},", b"[],", b"0,"])
+async def test_a_body_of_millions_of_values_is_refused_before_it_is_parsed(gateway: Gateway, filler: bytes) -> None:
+    gateway.engine.handler = answering(chat([5], [-0.1]))
+    body = b'{"messages":[' + filler * (20_000_000 // len(filler)) + b"0]}"
+    for sent, coding in ((body, "identity"), (gzip.compress(body, 1), "gzip")):
+        response = await gateway.post(CHAT, sent, **{"content-encoding": coding})
+        assert (response.status, response.json()["error"]["code"]) == (413, "too_many_values")
+    assert gateway.engine.received == []
+
+
+async def test_bytes_in_flight_are_limited_and_given_back(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, body_bytes_in_flight=1_000) as gateway:
+        seen, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handler(request: web.Request) -> web.Response:
+            seen.set()
+            await go_on.wait()
+            return web.json_response(chat([5], [-0.1]))
+
+        gateway.engine.handler = handler
+        held = asyncio.create_task(gateway.post(CHAT, RAW + b" " * 800))
+        async with asyncio.timeout(10):
+            await seen.wait()
+        refused = await gateway.post(CHAT, RAW + b" " * 800)
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "too_many_bytes")
+        assert "retry-after" in dict(refused.headers)
+        go_on.set()
+        assert (await held).status == 200
+        assert (await gateway.post(CHAT, RAW + b" " * 800)).status == 200
+
+
+async def test_a_body_that_is_announced_too_long_is_not_waited_for(gateway: Gateway) -> None:
+    status, _ = await asked(gateway, headers=[HOST, (b"content-length", b"68157440")])
+    assert status == 413
+
+
+async def test_an_engine_that_changes_the_protocol_is_a_502(gateway: Gateway) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nx")
+        request.transport.close()
+        return web.Response()
+
+    gateway.engine.handler = handler
+    assert (await gateway.post(CHAT, BODY)).status == 502
+    assert [reason for reason, _ in await gateway.flags()] == ["unknown_outcome"]
+
+
+async def test_a_redirection_is_kept_without_its_user_and_query(gateway: Gateway) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"location": "http://user:secret@engine:8000/v1/x?key=secret#secret"})
+
+    gateway.engine.handler = handler
+    url = gateway.base() + CHAT
+    async with gateway.session.post(url, data=RAW, allow_redirects=False) as response:
+        assert response.status == 307
+    assert await gateway.flags() == [("uncaptured_endpoint", "HTTP 307 to http://engine:8000/v1/x")]
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,12 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, *, grace: int = 5) -> AsyncIterator[tuple[str, uvicorn.Server]]:
+async def serving(app: Any, *, grace: int = 5, http: Any = "auto") -> AsyncIterator[tuple[str, uvicorn.Server]]:
     """Serve an ASGI application with uvicorn, as ``tokcap serve`` does, on a loopback port."""
     with listen(socket.AF_INET, ("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
             app,
+            http=http,
             log_config=None,
             access_log=False,
             ws="none",

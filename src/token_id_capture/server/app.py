@@ -15,7 +15,7 @@ from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine, keeps_connections
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.admin import PROBE_PATHS, Operations
-from token_id_capture.server.http.auth import ApiKeyMiddleware
+from token_id_capture.server.http.auth import ApiKeyMiddleware, NoBrowserMiddleware
 from token_id_capture.server.http.limits import CallsInFlight
 from token_id_capture.server.http.metered import MeteredSink
 from token_id_capture.server.http.metrics import GatewayMetrics
@@ -65,8 +65,8 @@ def create_app(
         lifespan=_lifespan(connections, sink, Monitor(metrics, sink)),
     )
     if api_key is not None:
-        app = ApiKeyMiddleware(app, api_key, metrics, open_paths=PROBE_PATHS)
-    return app
+        return ApiKeyMiddleware(app, api_key, metrics, open_paths=PROBE_PATHS)
+    return NoBrowserMiddleware(app, settings.allowed_hosts, open_paths=PROBE_PATHS)
 
 
 @runtime_checkable

@@ -182,7 +182,7 @@ class CapturedCall:
         else:
             await self._recorder.flag(reasons.UNKNOWN_OUTCOME, str(error))
         if not self._client.started:
-            await self._client.send_error(error.status, str(error), "upstream_unavailable")
+            await self._client.send_error(error.status, error.told, "upstream_unavailable")
 
 
 def _coding(response: Response) -> str:

@@ -19,6 +19,7 @@ from token_id_capture.server.engines.base import Engine
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit, RefusedRequestError
 from token_id_capture.server.http.errors import refuse_websocket, wants_websocket
 from token_id_capture.server.http.exchange import Exchanges, Response, is_refusal, redirection
+from token_id_capture.server.http.limits import RETRY_AFTER_SECONDS, BodyBudget
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.endpoints import Kind, kind_of
@@ -46,6 +47,7 @@ class Gateway:
         self._engine = engine
         self._settings = settings or GatewaySettings()
         self._count_refusal = count_refusal
+        self._budget = BodyBudget(self._settings.body_bytes_in_flight)
         self._known = KnownTexts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,20 +55,24 @@ class Gateway:
             await refuse_websocket(scope, receive, send)
             return
         client = Client(scope, receive, send)
-        if problem := _target_problem(scope):
-            await client.send_error(400, problem, "invalid_target")
+        if problem := _problem(scope):
+            await client.send_error(400, problem, "invalid_request", connection="close")
             return
         try:
-            body = await client.read_body(self._settings.body_limit, longest_silence=self._settings.client_timeout)
-            await self._serve(client, body)
+            with self._budget.share() as take:
+                body = await client.read_body(
+                    self._settings.body_limit, longest_silence=self._settings.client_timeout, take=take
+                )
+                await self._serve(client, body, take)
         except ClientGoneError:
             return
         except RefusedRequestError as refused:
             self._count_refusal(refused.code)
             _logger.warning("a request was refused: %s", refused)
-            await client.send_error(refused.status, str(refused), refused.code)
+            wait = {"retry-after": str(RETRY_AFTER_SECONDS)} if refused.status == 503 else {}
+            await client.send_error(refused.status, str(refused), refused.code, **wait)
 
-    async def _serve(self, client: Client, body: bytes) -> None:
+    async def _serve(self, client: Client, body: bytes, take: Callable[[int], None]) -> None:
         scope = client.scope
         recorder = recorder_in(scope)
         kind = kind_of(scope["method"], scope["path"], self._engine.paths)
@@ -76,7 +82,7 @@ class Gateway:
             if await self._begun(client, recorder):
                 await self._relay(client, body, _Outcome(recorder, f"{scope['method']} {scope['path']}"))
         else:
-            body = await client.decompressed(body, self._settings.body_limit)
+            body = await client.decompressed(body, self._settings.body_limit, take=take)
             call = await self._captured_call(client, body, recorder)
             del body  # a long prompt need not wait for its answer
             if call is not None:
@@ -155,21 +161,31 @@ class Gateway:
             if outcome is not None:
                 await outcome.failed("the client hung up", sent=True)
         except UpstreamError as error:
-            if outcome is not None:
+            if outcome is None:
+                _logger.warning("%s %s: %s", client.scope["method"], client.scope["path"], error)
+            else:
                 await outcome.failed(str(error), sent=error.sent)
             if not client.started:
-                await client.send_error(error.status, str(error), "upstream_unavailable")
+                await client.send_error(error.status, error.told, "upstream_unavailable")
 
 
-def _target_problem(scope: Scope) -> str:
-    """Why a request target is refused: what it is sorted by must be what the engine sees."""
+def _problem(scope: Scope) -> str:
+    """Why a request is refused: what it is sorted by must be what the engine sees, to the last byte."""
     raw: bytes = scope.get("raw_path") or b"/"
-    if not scope["path"].startswith("/") or not raw.startswith(b"/"):
+    if not scope["path"].startswith("/") or not raw.startswith(b"/") or scope["method"] == "CONNECT":
         # "*", "http://elsewhere/" and "@elsewhere/" would not be below the upstream.
-        return "The request target must begin with a slash."
+        return "The request target must begin with a slash, and the method must not be CONNECT."
     if b"#" in raw or b"#" in scope.get("query_string", b""):
         # Of what follows it the engine would see nothing.
         return "The request target must not have a fragment (#)."
+    headers = {name.lower(): value.strip().lower() for name, value in scope["headers"]}
+    framed = b"content-length" in headers, b"transfer-encoding" in headers
+    if all(framed) or headers.get(b"transfer-encoding", b"chunked") != b"chunked":
+        # Two servers may disagree about where such a request ends (RFC 9112, section 11.2).
+        return "Send either a content-length or a transfer-encoding, which must be chunked."
+    if any(framed) and b"upgrade" in headers and headers.get(b"content-length") != b"0":
+        # httptools takes the body for the new protocol.
+        return "A request with a body must not ask for another protocol (upgrade)."
     return ""
 
 

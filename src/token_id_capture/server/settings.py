@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -21,7 +22,11 @@ SESSION_HEADERS: Final = (
 )
 """Headers by which harnesses tell their sessions and sub-agents apart; by default those present are stored."""
 
-_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+# A word of a header's name that says that its value is a secret: x-auth-token, api-key, set-cookie, ...
+_SECRET_WORDS: Final = frozenset(
+    {"apikey", "auth", "authorization", "bearer", "cookie", "cookie2", "credential", "credentials", "csrf", "jwt"}
+    | {"key", "password", "secret", "signature", "token"}
+)
 
 
 class GatewaySettings(BaseModel):
@@ -30,8 +35,16 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     body_limit: int = Field(64 * 2**20, gt=0, description="The longest request body, in bytes.")
+    body_bytes_in_flight: int = Field(
+        2 * 2**30,
+        gt=0,
+        description="Bytes of request bodies that one worker holds at once; beyond them calls are answered with 503.",
+    )
     client_timeout: float = Field(
         300.0, gt=0, le=86_400, description="How long a client may send nothing of its request, or take nothing."
+    )
+    head_timeout: float = Field(
+        10.0, gt=0, le=86_400, description="How long a connection may take to send the head of a request."
     )
     drain_seconds: float = Field(
         600.0,
@@ -60,13 +73,18 @@ class GatewaySettings(BaseModel):
     session_headers: Annotated[tuple[str, ...], NoDecode] = Field(
         SESSION_HEADERS, description="The request headers that are stored, separated by commas."
     )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Names, separated by commas, under which a gateway without a key may be called on loopback, beside "
+        "addresses, localhost and names without a dot.",
+    )
     max_concurrent_calls: int = Field(
         MAX_CONCURRENT_CALLS,
         ge=0,
         description="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
     )
 
-    @field_validator("session_headers", mode="before")
+    @field_validator("session_headers", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         return tuple(filter(None, (name.strip() for name in names.split(",")))) if isinstance(names, str) else names
@@ -75,6 +93,6 @@ class GatewaySettings(BaseModel):
     @classmethod
     def _without_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         lower = tuple(name.lower() for name in names)
-        if secret := _SECRET_HEADERS & set(lower):
-            raise ValueError(f"{', '.join(sorted(secret))} would be stored in the database for all who can read it")
+        if secret := sorted(name for name in lower if _SECRET_WORDS & set(re.split(r"[-_.]", name))):
+            raise ValueError(f"{', '.join(secret)} would be stored in the database for all who can read it")
         return lower

@@ -66,9 +66,10 @@ def serve(
     Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
     /v1 behind it where they expect that. Further settings are environment variables:
     TOKCAP_DRAIN_SECONDS (600), TOKCAP_READ_TIMEOUT (3600), TOKCAP_CONNECT_TIMEOUT (10),
-    TOKCAP_CLIENT_TIMEOUT (300), TOKCAP_BODY_LIMIT (67108864 bytes), TOKCAP_LOG_PROBS_MODE, which is
-    stored with each call, and TOKCAP_SESSION_HEADERS, the request headers that are stored,
-    separated by commas.
+    TOKCAP_CLIENT_TIMEOUT (300), TOKCAP_HEAD_TIMEOUT (10), TOKCAP_BODY_LIMIT (67108864 bytes),
+    TOKCAP_BODY_BYTES_IN_FLIGHT (2147483648), TOKCAP_LOG_PROBS_MODE, which is stored with each call,
+    TOKCAP_SESSION_HEADERS, the request headers that are stored, separated by commas, and
+    TOKCAP_ALLOWED_HOSTS, names under which a gateway without a key may be called.
     """
     if log_format == "json":
         from token_id_capture.cli.serving.logs import warn_in_json

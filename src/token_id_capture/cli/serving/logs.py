@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -28,6 +30,9 @@ _EXPECTED = (
     "No supported WebSocket library detected.",
     "ASGI callable returned without completing response.",
 )
+
+# What somebody without a key can cause as often as they like.
+_REPEATED = ("Invalid HTTP request received.", "socket.accept() out of system resource")
 
 
 def log_to_stderr(log_format: LogFormat, *, access_log: bool = False) -> None:
@@ -120,4 +125,17 @@ def _worth_saying(record: logging.LogRecord) -> bool:
     if record.name == "uvicorn.error" and message.startswith("Traceback"):
         # Why the application could not start, as Starlette hands it on: its last line is for people.
         record.msg, record.args = message.strip().splitlines()[-1], None
+    if message.startswith(_REPEATED):
+        return _not_within_a_second(message)
     return not message.startswith(_EXPECTED)
+
+
+_said_at: dict[str, float] = {}
+
+
+def _not_within_a_second(message: str) -> bool:
+    now = time.monotonic()
+    if now - _said_at.get(message, -math.inf) < 1.0:
+        return False
+    _said_at[message] = now
+    return True

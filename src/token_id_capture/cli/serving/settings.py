@@ -29,5 +29,6 @@ class WorkerSettings(BaseSettings, GatewaySettings):
     def as_environment(self) -> dict[str, str]:
         """The variables from which a worker reads the same settings."""
         values = self.model_dump(exclude_none=True)
-        values["session_headers"] = ",".join(self.session_headers)
+        for name in ("session_headers", "allowed_hosts"):
+            values[name] = ",".join(values[name])
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}

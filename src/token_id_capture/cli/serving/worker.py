@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from token_id_capture.cli.serving.connections import limited_protocol
 from token_id_capture.cli.serving.keys import read_key
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.settings import WorkerSettings
@@ -45,11 +46,16 @@ _OTHER_FILES = 128
 
 
 def make_server(shutdown_seconds: int) -> uvicorn.Server:
-    """The server of one worker, on a socket that it is given."""
+    """The server of one worker, on a socket that it is given. Raises the limit of open files as far as allowed."""
+    files = _allow_many_files()
+    settings = WorkerSettings()
+    # What is not for calls to the engine, the database and the rest is for connections.
+    connections = max(1, files - _possible_calls(settings.max_concurrent_calls, files) - _OTHER_FILES)
     return uvicorn.Server(
         uvicorn.Config(
             _WORKER_APP,
             factory=True,
+            http=limited_protocol(min(settings.head_timeout, settings.client_timeout), connections),
             backlog=BACKLOG,
             lifespan="on",
             ws="none",
@@ -109,7 +115,7 @@ def _app(settings: WorkerSettings) -> ASGIApp:
     api_key, upstream_api_key = (
         None if path is None else read_key(path) for path in (settings.api_key_file, settings.upstream_api_key_file)
     )
-    calls = _possible(settings.max_concurrent_calls, _allow_many_files())
+    calls = _possible_calls(settings.max_concurrent_calls, _allow_many_files())
     return create_app(
         settings.upstream,
         TokenCaptureStore(settings.database),
@@ -130,10 +136,11 @@ def _allow_many_files() -> int:
     return wanted if soft == unlimited else max(soft, wanted)
 
 
-def _possible(calls: int, files: int) -> int:
-    """As many concurrent calls as wanted and as the limit of open files allows: a clear 503 is better
-    than connections that nobody accepts."""
-    return min(calls, max(1, (files - _OTHER_FILES) // 2))
+def _possible_calls(wanted: int, files: int) -> int:
+    """As many concurrent calls as wanted (0: any number) and as the limit of open files allows: a 503 before a call is
+    sent is better than a connection that cannot be opened."""
+    possible = max(1, (files - _OTHER_FILES) // 2)
+    return min(wanted, possible) if wanted else possible
 
 
 def _stop_with_parent() -> None:

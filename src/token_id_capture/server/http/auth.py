@@ -1,4 +1,4 @@
-"""Who may call the gateway: with a key, only callers that send it.
+"""Who may call the gateway: with a key, only callers that send it; without one, no page in a browser.
 
 The key is taken off before anything else sees the request, so it is neither forwarded nor stored.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
+from functools import partial
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
@@ -28,13 +31,18 @@ class ApiKeyMiddleware:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open_paths:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] in self._open_paths:
+            # Who has no key is not to hold a connection.
+            await self._app(scope, receive, partial(_send_closing, send))
             return
         if not self._is_sent(scope["headers"]):
             self._metrics.unauthorized.inc()
             message = "The gateway's API key is missing or wrong: send it as Authorization: Bearer, or as x-api-key."
-            await send_error(scope, receive, send, 401, message, "invalid_api_key", **{"www-authenticate": "Bearer"})
+            headers = {"www-authenticate": "Bearer"}
+            await send_error(scope, receive, partial(_send_closing, send), 401, message, "invalid_api_key", **headers)
             return
         # A header of any name that repeats the key would carry it to the engine.
         kept = [(name, value) for name, value in scope["headers"] if not self._is_key(value, _bearer(value))]
@@ -54,3 +62,72 @@ def _bearer(value: bytes) -> bytes:
     """The token of a value ``Bearer TOKEN``; empty for any other."""
     scheme, _, token = value.strip().partition(b" ")
     return token if scheme.lower() == b"bearer" else b""
+
+
+async def _send_closing(send: Send, message: Message) -> None:
+    """Pass a response on, and have the connection closed after it."""
+    if message["type"] == "http.response.start":
+        message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+    await send(message)
+
+
+class NoBrowserMiddleware:
+    """For a gateway without a key: answers 403 to what a page in somebody's browser sends.
+
+    A page of any site can have a browser call loopback addresses. Its origin says so; or, after its own name
+    was made to resolve to 127.0.0.1 (DNS rebinding), the host does. So an ``Origin`` must be of this machine, and on
+    loopback the ``Host`` must be an address, a name without a dot, one under ``.localhost`` or ``.internal``, which
+    nobody can register, or one of ``allowed_hosts``. ``open_paths`` tell nothing, and are open to all.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str] = (), *, open_paths: Iterable[str] = ()) -> None:
+        self._app = app
+        self._allowed = frozenset(name.lower() for name in allowed_hosts)
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] in ("http", "websocket") and scope["path"] not in self._open_paths
+        problem = self._problem(scope) if guarded else None
+        if problem is None:
+            await self._app(scope, receive, send)
+            return
+        message = f"{problem}. The gateway has no API key, so it serves no web pages; see TOKCAP_ALLOWED_HOSTS."
+        await send_error(scope, receive, send, 403, message, "forbidden_origin")
+
+    def _problem(self, scope: Scope) -> str | None:
+        local = _is_loopback((scope.get("server") or ("", None))[0])
+        for name, value in scope["headers"]:
+            text = value.decode("latin-1")
+            if name.lower() == b"origin" and not self._is_local_origin(text):
+                return "Requests of web pages from elsewhere are refused"
+            if name.lower() == b"host" and local and not self._is_unforgeable(_host_of(f"//{text}")):
+                return f"The host {text!r} is not one of this machine"
+        return None
+
+    def _is_local_origin(self, origin: str) -> bool:
+        host = _host_of(origin)
+        return _is_loopback(host) or host == "localhost" or host.endswith(".localhost") or host in self._allowed
+
+    def _is_unforgeable(self, host: str) -> bool:
+        return (
+            host in self._allowed or "." not in host or _is_address(host) or host.endswith((".localhost", ".internal"))
+        )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").removesuffix(".")
+    except ValueError:
+        return "."
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_address(host) and ip_address(host).is_loopback

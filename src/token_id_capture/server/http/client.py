@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -23,6 +24,33 @@ class RefusedRequestError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+class ValueCount:
+    """Counts what would become objects if a body was parsed, before it is.
+
+    40 MB of ``{},`` would be 2 GB, and take seconds in which nobody else is served. Braces and commas in texts
+    are counted as well, so the limits are far above what is ever said in a conversation.
+    """
+
+    _MOST_CONTAINERS: Final = 1_000_000
+    _MOST_VALUES: Final = 8_000_000
+
+    def __init__(self) -> None:
+        self._containers = 0
+        self._values = 0
+
+    def add(self, piece: bytes) -> None:
+        """Count those of a piece.
+
+        Raises:
+            RefusedRequestError: they are too many.
+        """
+        self._containers += piece.count(b"{") + piece.count(b"[")
+        self._values += piece.count(b",")
+        if self._containers > self._MOST_CONTAINERS or self._values > self._MOST_VALUES:
+            message = "The request body has millions of objects, arrays or values."
+            raise RefusedRequestError(413, "too_many_values", message)
 
 
 class HangUpLimit:
@@ -63,15 +91,20 @@ class Client:
         self._receive = receive
         self._send = send
 
-    async def read_body(self, limit: int, *, longest_silence: float) -> bytes:
+    async def read_body(self, limit: int, *, longest_silence: float, take: Callable[[int], None]) -> bytes:
         """The request body, at most ``limit`` bytes of it, with at most so many seconds between its pieces.
+
+        ``take`` is told how many bytes each piece has, and may refuse it.
 
         Raises:
             ClientGoneError: the client hung up before it had sent all.
-            RefusedRequestError: it is longer, or nothing more came for too long.
+            RefusedRequestError: it is longer, nothing more came for too long, or it has too many values.
         """
         pieces: list[bytes] = []
         size = 0
+        values = ValueCount()
+        if self._announced() > limit:
+            raise _too_large(limit)  # before it has all come
         while True:
             try:
                 async with asyncio.timeout(longest_silence):
@@ -85,15 +118,22 @@ class Client:
             size += len(piece)
             if size > limit:
                 raise _too_large(limit)
+            take(len(piece))
+            values.add(piece)
             pieces.append(piece)
             if not message.get("more_body", False):
                 return b"".join(pieces)
 
-    async def decompressed(self, body: bytes, limit: int) -> bytes:
+    def _announced(self) -> int:
+        """How long the client says that its body is; 0 if it does not."""
+        values = [value for name, value in self.scope["headers"] if name.lower() == b"content-length"]
+        return int(values[0][:20]) if values and values[0].isdigit() else 0
+
+    async def decompressed(self, body: bytes, limit: int, *, take: Callable[[int], None]) -> bytes:
         """The body without the codings of ``content-encoding``, which the engine is not told of then.
 
         Raises:
-            RefusedRequestError: it is longer than ``limit`` bytes, damaged, or in another coding.
+            RefusedRequestError: it is longer than ``limit`` bytes, damaged, in another coding, or has too many values.
         """
         values = [value for name, value in self.scope["headers"] if name.lower() == b"content-encoding"]
         codings = [coding.strip().lower() for value in values for coding in value.decode("latin-1").split(",")]
@@ -110,6 +150,8 @@ class Client:
             message = f"The request body is not what its content-encoding says ({', '.join(codings)})."
             raise RefusedRequestError(400, "invalid_coding", message) from None
         if codings:
+            take(len(body))
+            await asyncio.to_thread(ValueCount().add, body)
             kept = [(name, value) for name, value in self.scope["headers"] if name.lower() != b"content-encoding"]
             self.scope = dict(self.scope, headers=kept)
         return body
@@ -133,10 +175,10 @@ class Client:
         await self.start(status, headers)
         await self.finish(body)
 
-    async def send_error(self, status: int, message: str, code: str) -> None:
+    async def send_error(self, status: int, message: str, code: str, **headers: str) -> None:
         """Send an error of the gateway's own."""
         self.started = True
-        await send_error(self.scope, self._receive, self._deliver, status, message, code)
+        await send_error(self.scope, self._receive, self._deliver, status, message, code, **headers)
 
     async def limit_after_hang_up(self, seconds: float, work: Callable[[HangUpLimit], Awaitable[None]]) -> None:
         """Do ``work``, watch for the client's hanging up meanwhile, and cancel it ``seconds`` later.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -51,11 +52,17 @@ def header(response: Response, name: bytes) -> str | None:
 
 
 def redirection(response: Response) -> str | None:
-    """Where a response sends its client; None if it sends it nowhere.
+    """Where a response sends its client, without user and query; None if it sends it nowhere.
 
     Clients follow it by themselves, and what they ask there is not seen here.
     """
-    return header(response, b"location") if 300 <= response.status < 400 else None
+    location = header(response, b"location") if 300 <= response.status < 400 else None
+    if location is None:
+        return None
+    # What is shown of it goes to the log and the database, where a key or a password has no place.
+    scheme, separator, rest = re.split(r"[?#]", location, maxsplit=1)[0].rpartition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def is_refusal(status: int) -> bool:

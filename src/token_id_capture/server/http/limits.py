@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from token_id_capture.capture.recorder import recorder_in
+from token_id_capture.server.http.client import RefusedRequestError
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.wire.endpoints import Kind, kind_of
@@ -68,6 +71,36 @@ class CallsInFlight:
         )
         wait = {"retry-after": str(RETRY_AFTER_SECONDS)}
         await send_error(scope, receive, send, 503, message, "too_many_calls", **wait)
+
+
+class BodyBudget:
+    """The bytes of request bodies that are held at one time, of all calls that have not ended."""
+
+    def __init__(self, most: int) -> None:
+        """``most`` is in bytes."""
+        self._most = most
+        self.held = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes so many bytes of the budget until the block ends.
+
+        It raises ``RefusedRequestError`` (503) where they are not there.
+        """
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            if self.held + count > self._most:
+                message = "The call was not sent: the gateway holds too many bytes of other calls. Try again soon."
+                raise RefusedRequestError(503, "too_many_bytes", message)
+            self.held += count
+            taken += count
+
+        try:
+            yield take
+        finally:
+            self.held -= taken
 
 
 class _WatchedResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from io import BytesIO
@@ -42,17 +43,20 @@ _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being
 # closed would lose a call, and a generation cannot be sent again.
 _KEEPALIVE_SECONDS: Final = 4.0
+_FULL: Final = "The call was not sent: the gateway cannot open another connection. Try again soon."
 
 
 class UpstreamError(Exception):
     """The engine gave no whole response.
 
-    ``sent`` is false if it cannot have seen the request. ``status`` is the gateway's answer, where
-    no response was begun: 502, or 504 for a timeout.
+    Its text names the engine's address, and is for the log and the database. ``told`` is what clients are told.
+    ``sent`` is false if the engine cannot have seen the request. ``status`` is the gateway's answer, where
+    no response was begun: 502, 504 for a timeout, 503 where the gateway itself has no room.
     """
 
-    def __init__(self, message: str, *, status: int, sent: bool) -> None:
+    def __init__(self, message: str, *, status: int, sent: bool, told: str = "The engine did not answer.") -> None:
         super().__init__(message)
+        self.told = told
         self.status = status
         self.sent = sent
 
@@ -144,6 +148,10 @@ class Upstream:
                 )
         body = b""  # a long prompt need not wait for its answer
         async with response:
+            if response.status < 200:
+                # Such as a 101, after which it would speak another protocol.
+                message = f"{self.url} answered with the status {response.status}"
+                raise UpstreamError(message, status=502, sent=True, told="The engine gave no final response.")
             yield UpstreamResponse(response, str(self.url), self._read_timeout)
 
     async def reach(self) -> None:
@@ -234,13 +242,20 @@ def _translated(name: str, read_timeout: float) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorError as error:
-        raise UpstreamError(f"no connection to {name}: {error}", status=502, sent=False) from error
+        full = error.os_error.errno in (errno.EMFILE, errno.ENFILE)
+        told = _FULL if full else "The engine cannot be reached."
+        message = f"no connection to {name}: {error}"
+        raise UpstreamError(message, status=503 if full else 502, sent=False, told=told) from error
     except aiohttp.ConnectionTimeoutError as error:
-        raise UpstreamError(f"no connection to {name} in time", status=504, sent=False) from error
+        told = "The engine cannot be reached in time."
+        raise UpstreamError(f"no connection to {name} in time", status=504, sent=False, told=told) from error
     except TimeoutError as error:
-        raise UpstreamError(f"{name} sent nothing for {read_timeout:g} s", status=504, sent=True) from error
+        silence = f"sent nothing for {read_timeout:g} s"
+        raise UpstreamError(f"{name} {silence}", status=504, sent=True, told=f"The engine {silence}.") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamError(f"the connection to {name} broke: {_in_words(error)}", status=502, sent=True) from error
+        problem = _in_words(error)
+        told = f"The connection to the engine broke: {problem}."
+        raise UpstreamError(f"the connection to {name} broke: {problem}", status=502, sent=True, told=told) from error
 
 
 def _in_words(error: aiohttp.ClientError | OSError) -> str:

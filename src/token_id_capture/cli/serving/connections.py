@@ -1,0 +1,72 @@
+"""Limits on connections before there is a request: how long one may take to send a head, and how many there may be.
+
+uvicorn has neither, and what has not sent a request yet has not shown a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 5\r\n"
+    b"connection: close\r\ncontent-length: 31\r\n\r\nToo many connections are open.\n"
+)
+
+
+_LONGEST_HEAD: Final = 2**20
+"""Bytes of a head that has not ended; httptools has no limit of its own."""
+
+
+def limited_protocol(head_seconds: float, most: int) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol for one server.
+
+    A connection has ``head_seconds`` from when it is accepted, or from the first byte of a further request, to the
+    end of the request's head. Of more than ``most`` connections the one that has waited longest for its head is closed;
+    where all have a request or are kept alive after one, the new one is answered with 503.
+    """
+    # In the order in which they began to wait.
+    waiting: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
+
+    class Limited(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+        transport: Any
+        cycle: Any
+        head_bytes = 0
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                if not waiting:
+                    transport.write(_FULL)
+                    transport.close()
+                    return
+                next(iter(waiting)).transport.abort()  # type: ignore[attr-defined]
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._end_wait()
+                return
+            if self not in waiting:
+                self._wait()
+            self.head_bytes += len(data)
+            if self.head_bytes > _LONGEST_HEAD:
+                self.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._end_wait()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            waiting[self] = self.loop.call_later(head_seconds, self.transport.close)
+
+        def _end_wait(self) -> None:
+            self.head_bytes = 0
+            timer = waiting.pop(self, None)
+            if timer is not None:
+                timer.cancel()
+
+    return Limited
