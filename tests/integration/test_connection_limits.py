@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from replay import serving as serving_app
-from served import serving
 
+from support.replay import serving as serving_app
+from support.served import serving
 from token_id_capture.cli.serving.connections import limited_protocol
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.server.http.upstream import Upstream, UpstreamError
