@@ -242,4 +242,4 @@ async def test_it_can_start_before_the_engine(tmp_path: Path, engine: ReplayEngi
     async with serving(tmp_path / "captures.db", upstream) as server:
         status, body = await server.post(server.base() + CHAT)
         assert status == 502
-        assert upstream in orjson.loads(body)["error"]["message"]
+        assert orjson.loads(body)["error"]["message"] == "The engine cannot be reached."
