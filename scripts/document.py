@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,15 @@ def readme(text: str) -> str:
     }
     for name, table in tables.items():
         block = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        text, found = block.subn(lambda match, table=table: f"{match[1]}{table}{match[2]}", text)
+        # Not as a template, in which a backslash of the table would mean something.
+        text, found = block.subn(partial(_filled, table), text)
         if found != 1:
             raise ValueError(f"README.md has {found} blocks {name!r} instead of one")
     return text
+
+
+def _filled(table: str, block: re.Match[str]) -> str:
+    return f"{block[1]}{table}{block[2]}"
 
 
 def commands() -> str:
@@ -77,7 +83,7 @@ def _paragraphs(command: Any) -> list[str]:
 
 
 def _is_argument(parameter: Any) -> bool:
-    return parameter.param_type_name == "argument"
+    return bool(parameter.param_type_name == "argument")
 
 
 def _shown(parameter: Any) -> str:

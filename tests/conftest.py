@@ -35,8 +35,9 @@ def tokcap(fork_server: socket.socket) -> RunTokcap:
     def run(
         *arguments: object, stdin: str | bytes = "", env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
+        given_arguments = [str(argument) for argument in arguments]
         request = {
-            "arguments": [str(argument) for argument in arguments],
+            "arguments": given_arguments,
             "environment": {**clean_environment(), **(env or {})},
             "directory": os.getcwd(),
         }
@@ -47,7 +48,7 @@ def tokcap(fork_server: socket.socket) -> RunTokcap:
             streams = [given.fileno(), out.fileno(), err.fileno()]
             socket.send_fds(fork_server, [json.dumps(request).encode()], streams)
             code = json.loads(fork_server.recv(64))
-            return subprocess.CompletedProcess(request["arguments"], code, _text(out), _text(err))
+            return subprocess.CompletedProcess(given_arguments, code, _text(out), _text(err))
 
     return run
 

@@ -154,6 +154,7 @@ def imports_of(path: Path) -> Iterator[Import]:
     def visit(node: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             targets: list[str] = []
+            line = getattr(child, "lineno", 0)
             if isinstance(child, ast.Import):
                 targets = [alias.name for alias in child.names]
             elif isinstance(child, ast.ImportFrom):
@@ -165,7 +166,7 @@ def imports_of(path: Path) -> Iterator[Import]:
                     for alias in child.names
                 ]
             for target in targets:
-                place = f"{path.relative_to(PACKAGE)}:{child.lineno}"
+                place = f"{path.relative_to(PACKAGE)}:{line}"
                 yield Import(module_of(path), target, place, lazy, typing_only)
             in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)

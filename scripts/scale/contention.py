@@ -115,7 +115,8 @@ def _running(command: list[str], number: int, idle: bool) -> Iterator[subprocess
 def _puts_of(process: subprocess.Popen[bytes]) -> Puts:
     process.terminate()
     assert process.stdout is not None
-    return json.loads(process.stdout.read() or b"[]")
+    puts: Puts = json.loads(process.stdout.read() or b"[]")
+    return puts
 
 
 def _rows(names: list[str], periods: list[tuple[str, dict[str, Any]]], puts: Puts) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ count(*) FROM entries``, which a machine's speed does not change.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Final
 from scale.contention import commands, compare, show
 from token_id_capture import explanation
 from token_id_capture.cli.output.evidence import stored_rollout
+from token_id_capture.lifecycle import State
 from token_id_capture.store import RolloutFilter
 from token_id_capture.store.file.read_only import read_only
 from token_id_capture.store.read.evidence import read_evidence
@@ -30,7 +30,7 @@ from token_id_capture.store.read.sql import SqlReader, sql_reader
 VIEWS: Final = ("rollout_overview", "kept_evidence", "lost_calls", "late_calls", "call_chain", "call_tokens")
 FILTERS: Final = {
     "": RolloutFilter(),
-    "--state frozen": RolloutFilter(state="frozen"),
+    "--state frozen": RolloutFilter(state=State.FROZEN),
     "--masked": RolloutFilter(masked=True),
     "--incomplete": RolloutFilter(incomplete=True),
     "--model policy-70b": RolloutFilter(model="policy-70b"),
@@ -76,7 +76,7 @@ def reads(path: Path, rollout_id: str) -> Iterator[tuple[str, Work]]:
     def explaining() -> int:
         with read_only(path) as connection:
             evidence = read_evidence(connection, rollout_id)
-        return len(asyncio.run(explanation.explain(stored_rollout(evidence))).findings)
+        return len(explanation.explain(stored_rollout(evidence)).findings)
 
     for options, wanted in FILTERS.items():
         yield f"ls {options}, in process".replace(" ,", ","), listing(wanted)

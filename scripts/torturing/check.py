@@ -84,7 +84,8 @@ def _stored(connection: sqlite3.Connection, rollout_id: str, findings: Findings)
     stored.calls = _intact(rollout_id, rows, "", findings)
     for row in _rows(connection, "SELECT model_call_id, reason, detail FROM incomplete_flags", *of_rollout):
         stored.flags.add(tuple(row))
-    stored.intents = dict(_rows(connection, "SELECT model_call_id, outcome FROM call_intents", *of_rollout))
+    intents = _rows(connection, "SELECT model_call_id, outcome FROM call_intents", *of_rollout)
+    stored.intents = {row["model_call_id"]: row["outcome"] for row in intents}
     for row in _rows(connection, "SELECT * FROM snapshots", *of_rollout):
         key = row["snapshot_id"], row["version"]
         of_snapshot = "WHERE snapshot_id = ? AND version = ?", key

@@ -31,9 +31,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     asyncio.run(write_long_rollout(directory / "long.db"))
     made = {name: directory / f"{name}.html" for name in (*ROLLOUTS, "long", "all")}
     for name in ROLLOUTS:
-        report(directory / "captures.db", made[name], name)
-    report(directory / "captures.db", made["all"], every=True)
-    report(directory / "long.db", made["long"], "long")
+        report(str(directory / "captures.db"), made[name], name)
+    report(str(directory / "captures.db"), made["all"], every=True)
+    report(str(directory / "long.db"), made["long"], "long")
     return made
 
 

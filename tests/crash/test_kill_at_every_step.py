@@ -100,7 +100,7 @@ async def _assert_all_there(database: Path, lines: list[str]) -> None:
             kind, *names = line.split()
             if kind == "put" and states[names[0]] != "retired":
                 stored = {call.model_call_id: call for call in await store.read_entries(names[0])}
-                assert stored[names[1]] == entry(*names, tokens=2000 if names[1].startswith("group") else 4)
+                assert stored[names[1]] == entry(names[0], names[1], tokens=2000 if names[1].startswith("group") else 4)
         if "begin first lost" in lines and states["first"] != "retired":
             intents = (await store.describe_rollout("first")).intents
             assert "lost" in [intent.model_call_id for intent in intents if intent.outcome is None]

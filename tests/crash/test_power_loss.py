@@ -93,7 +93,7 @@ async def _assert_all_there(database: Path, acknowledged: list[str]) -> None:
         kind, *names = line.split()
         dropped = names and f"dropping {names[0]}" in acknowledged
         if kind == "put" and not dropped:
-            whole = entry(*names, 200)
+            whole = entry(names[0], names[1], 200)
             tokens = whole.generation_token_ids.tobytes(), whole.generation_log_probs.tobytes()
             there = stored.get((names[0], names[1])) == tokens
         elif kind == "mark":

@@ -88,7 +88,7 @@ def content(database: Path) -> list[str]:
 
 @pytest.mark.parametrize("arguments", [["export", "-o", "-"], ["verify"]], ids=lambda arguments: arguments[0])
 def test_a_command_that_reads_everything_lets_servers_go_first(database: Path, arguments: list[str]) -> None:
-    command = [TOKCAP, *arguments, "-d", database]
+    command = [str(TOKCAP), *arguments, "-d", str(database)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
         assert os.getpriority(os.PRIO_PROCESS, run.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)

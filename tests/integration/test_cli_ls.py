@@ -15,6 +15,7 @@ import pytest
 
 from support.commands import TOKCAP, RunTokcap, clean_environment
 from support.many_rollouts import database_with
+from token_id_capture.lifecycle import State
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import RolloutFilter, TokenCaptureStore
 from token_id_capture.store.file.read_only import read_only
@@ -145,7 +146,7 @@ def instructions(path: Path, wanted: RolloutFilter) -> tuple[int, int]:
     "wanted",
     [
         RolloutFilter(),
-        RolloutFilter(state="retired"),
+        RolloutFilter(state=State.RETIRED),
         RolloutFilter(opened_since=1.0),
         RolloutFilter(model="policy-70b"),
     ],
@@ -166,7 +167,7 @@ def test_the_first_page_costs_the_same_in_a_large_file(
         RolloutFilter(incomplete=True),
         RolloutFilter(opened_since=9e12),
         RolloutFilter(model="none"),
-        RolloutFilter(state="frozen", masked=True, incomplete=True, model="none"),
+        RolloutFilter(state=State.FROZEN, masked=True, incomplete=True, model="none"),
     ],
 )
 def test_a_filter_that_finds_next_to_nothing_costs_some_dozen_instructions_a_rollout(
@@ -182,7 +183,7 @@ def test_a_filter_that_finds_next_to_nothing_costs_some_dozen_instructions_a_rol
 def test_a_reader_that_leaves_in_the_middle_is_noticed(
     tmp_path_factory: pytest.TempPathFactory, arguments: list[str], unbuffered: str
 ) -> None:
-    command = [TOKCAP, *arguments, "-d", database_with(4_000, tmp_path_factory)]
+    command = [str(TOKCAP), *arguments, "-d", str(database_with(4_000, tmp_path_factory))]
     environment = {**clean_environment(), "PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -195,7 +196,7 @@ def test_a_reader_that_leaves_in_the_middle_is_noticed(
 
 def test_ctrl_c_ends_a_listing_without_a_traceback(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = database_with(4_000, tmp_path_factory)
-    command = [TOKCAP, "ls", "-d", path, "--limit", "4000"]
+    command = [str(TOKCAP), "ls", "-d", str(path), "--limit", "4000"]
     with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)

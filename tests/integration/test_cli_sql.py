@@ -12,6 +12,7 @@ import pty
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -324,7 +325,7 @@ def test_a_wide_terminal_gets_columns_without_escapes(database: Path, environmen
 def test_a_terminal_without_a_statement_is_told_what_to_write(database: Path) -> None:
     leader, follower = pty.openpty()
     try:
-        command = [TOKCAP, "sql", "-d", database]
+        command = [str(TOKCAP), "sql", "-d", str(database)]
         ran = subprocess.run(
             command, stdin=follower, capture_output=True, env=clean_environment(), timeout=60, check=False
         )
@@ -345,7 +346,7 @@ def test_a_large_result_is_streamed_in_flat_memory(database: Path) -> None:
 
     def kilobytes(rows: int) -> int:
         statement = ENDLESS + f"SELECT n, '{'x' * 1000}' FROM c LIMIT {rows}"
-        command = [TOKCAP.with_name("python"), "-c", program, "sql", "-d", database, "--csv", statement]
+        command = [sys.executable, "-c", program, "sql", "-d", str(database), "--csv", statement]
         with open(os.devnull, "wb") as nowhere:
             ran = subprocess.run(command, stdout=nowhere, stderr=subprocess.PIPE, timeout=60, check=True)
         return int(ran.stderr)

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import openai
@@ -175,7 +176,7 @@ async def test_however_often_it_is_asked_the_engine_is_connected_once_a_second()
 
 
 @contextlib.asynccontextmanager
-async def holding(database: Path, **options: int) -> AsyncIterator[tuple[Gateway, asyncio.Event]]:
+async def holding(database: Path, **options: Any) -> AsyncIterator[tuple[Gateway, asyncio.Event]]:
     """A gateway whose engine holds streams until the event is set."""
     go_on = asyncio.Event()
 

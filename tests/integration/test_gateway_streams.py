@@ -14,6 +14,7 @@ from aiohttp import web
 
 from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
 from support.replay import Gateway, Recording, connector_to, running_gateway, until
+from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.replay import Cut, bytewise, in_chunks, whole
@@ -34,10 +35,10 @@ class LockedStore(TokenCaptureStore):
         super().__init__(database)
         self.arrived, self.released = asyncio.Event(), asyncio.Event()
 
-    async def put(self, entry: TokenEntry) -> None:
+    async def put(self, entry: TokenEntry, history: HistoryLink | None = None) -> None:
         self.arrived.set()
         await self.released.wait()
-        await super().put(entry)
+        await super().put(entry, history)
 
 
 class SteppedEngine:

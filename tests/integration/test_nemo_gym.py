@@ -167,7 +167,10 @@ async def test_capture_tokens_takes_a_pydantic_model(database: Path) -> None:
 
 
 def test_items_and_usage_have_gyms_meaning() -> None:
-    items = [{"type": "reasoning"}, {"type": "message", "generation_token_ids": [1], "prompt_token_ids": [2]}]
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning"},
+        {"type": "message", "generation_token_ids": [1], "prompt_token_ids": [2]},
+    ]
     assert nemo_gym.strip_token_fields(items) == ([{"type": "reasoning"}, {"type": "message"}], 1)
     with pytest.raises(ValueError, match="multiple output items"):
         nemo_gym.strip_token_fields([items[1], items[1]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from token_id_capture.testing.agent import Answer, BrokenCallError, CallRefusedError, ChatAgent, NotConnectedError
@@ -12,11 +14,11 @@ from token_id_capture.testing.template import render_chat
 TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"properties": {"zone": {"type": "string"}}}}}]
 
 
-def make_agent(url: str, **options: object) -> ChatAgent:
+def make_agent(url: str, **options: Any) -> ChatAgent:
     return ChatAgent(f"{url}/v1", "policy", [{"role": "user", "content": "hello"}], tools=TOOLS, **options)
 
 
-async def converse(url: str, turns: int, **options: object) -> tuple[ChatAgent, list[Answer]]:
+async def converse(url: str, turns: int, **options: Any) -> tuple[ChatAgent, list[Answer]]:
     answers = []
     async with make_agent(url, **options) as agent:
         for turn in range(turns):

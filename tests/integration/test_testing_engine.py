@@ -20,7 +20,7 @@ from token_id_capture.testing.template import END_OF_THOUGHT, END_OF_TURN, THINK
 
 RECORDINGS = Path(__file__).parent.parent / "data" / "recordings" / "vllm-0.32.0"
 CAPTURED = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 1}
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 1}
 TOOL = {
     "type": "function",
     "function": {
@@ -45,7 +45,8 @@ class Client:
     async def chat(self, body: dict[str, Any]) -> dict[str, Any]:
         status, response = await self.post("/v1/chat/completions", body)
         assert status == 200, response
-        return response
+        answer: dict[str, Any] = response
+        return answer
 
     async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
@@ -226,9 +227,12 @@ async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client:
             logprobs=True,
             extra_body={"return_token_ids": True},
         )
-        prompt = response.model_extra["prompt_token_ids"]
+        extra, choice_extra = response.model_extra, response.choices[0].model_extra
+        assert extra is not None
+        assert choice_extra is not None
+        prompt = extra["prompt_token_ids"]
         assert prompt[: len(before)] == before
-        before = [*prompt, *response.choices[0].model_extra["token_ids"]]
+        before = [*prompt, *choice_extra["token_ids"]]
         message = response.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         called += len(message.tool_calls or [])

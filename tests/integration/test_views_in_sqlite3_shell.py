@@ -89,7 +89,8 @@ def ask(path: Path, statement: str) -> list[dict[str, Any]]:
     command = [found, "-readonly", "-json", "-init", os.devnull, str(path), statement]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
-    return json.loads(ran.stdout or "[]")
+    found_rows: list[dict[str, Any]] = json.loads(ran.stdout or "[]")
+    return found_rows
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.frozen import HEAD_REVISION, OPEN, entry, frozen
+from support.frozen import OPEN, entry, frozen
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.codec import pack
+from token_id_capture.store.file.revision import HEAD_REVISION
 from token_id_capture.store.schema import ENTRY_COLUMNS
 
 VIEWS = ("call_chain", "call_tokens", "kept_evidence", "late_calls", "lost_calls", "rollout_overview")

@@ -93,7 +93,8 @@ def process(path: Path, body: str) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             writer.kill()
             writer.wait(LIMIT_SECONDS)
-            writer.stdout.close()
+            if writer.stdout is not None:
+                writer.stdout.close()
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

@@ -22,7 +22,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
     """Answer requests until there are no more; in a forked child, return what it has to run."""
     with connection.makefile("rw") as lines:
         for line in lines:
-            request = json.loads(line)
+            request: dict[str, Any] = json.loads(line)
             if "start" in request:
                 pid = os.fork()
                 if pid == 0:

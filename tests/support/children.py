@@ -124,7 +124,9 @@ class Children:
     def __init__(self, library: Path | None) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": str(TESTS), **({"LD_PRELOAD": str(library)} if library else {})}
-        self._server = subprocess.Popen([sys.executable, "-m", "support.child_server"], stdin=theirs, env=environment)
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "support.child_server"], stdin=theirs.fileno(), env=environment
+        )
         theirs.close()
         self._connection = ours
         self._lines = ours.makefile("rw")

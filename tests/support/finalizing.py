@@ -112,7 +112,7 @@ def as_line(line: dict[str, Any] | str | bytes) -> bytes:
 @contextlib.contextmanager
 def running(bench: Bench, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """The installed command, reading a pipe that stays open."""
-    command = [TOKCAP, "finalize", "-", "-d", bench.database, "-o", bench.output, *options]
+    command = [str(TOKCAP), "finalize", "-", "-d", str(bench.database), "-o", str(bench.output), *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean_environment()) as process:
         try:

@@ -50,4 +50,4 @@ def become(request: dict[str, object], streams: list[int], requests: socket.sock
 if __name__ == "__main__":
     gc.freeze()  # else each child copies every page that its collector looks at
     serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.exit(token_id_capture.cli.main.main())
+    token_id_capture.cli.main.main()

@@ -34,7 +34,7 @@ def entry(rollout_id: str, call: str, prompt: list[int], generation: list[int], 
         output_items=[{"type": "message", "role": "assistant", "content": f"{call} said so"}],
         token_item_index=0,
         created_at=1_750_000_000.5,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

@@ -8,7 +8,7 @@ generated, ``named`` the ids that its log probabilities are for.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -56,6 +56,9 @@ class Spoken:
         return [[log_prob, token, None] for log_prob, token in zip(self.log_probs, named, strict=True)][start:end]
 
 
+Parts: TypeAlias = dict[str, Any]
+
+
 def body(*, chat: bool = False, stream: bool = False, **choice: Any) -> dict[str, Any]:
     """The frame of an OpenAI response or chunk around one choice."""
     kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
@@ -84,7 +87,11 @@ def steps(spoken: Spoken) -> range:
 
 
 def vllm_chat(spoken: Spoken) -> Any:
-    choice = {"message": message(spoken), "logprobs": {"content": spoken.entries()}, "finish_reason": spoken.finish}
+    choice: Parts = {
+        "message": message(spoken),
+        "logprobs": {"content": spoken.entries()},
+        "finish_reason": spoken.finish,
+    }
     response = body(chat=True, **choice, stop_reason=None, token_ids=spoken.ids)
     return {**response, "usage": spoken.usage, "prompt_token_ids": spoken.prompt}
 
@@ -125,7 +132,12 @@ def vllm_spelled_beside(spoken: Spoken) -> Any:
 
 def vllm_completion(spoken: Spoken) -> Any:
     logprobs = {"tokens": spoken.texts, "token_logprobs": spoken.log_probs, "top_logprobs": None, "text_offset": []}
-    choice = {"text": spoken.text, "logprobs": logprobs, "finish_reason": spoken.finish, "token_ids": spoken.ids}
+    choice: Parts = {
+        "text": spoken.text,
+        "logprobs": logprobs,
+        "finish_reason": spoken.finish,
+        "token_ids": spoken.ids,
+    }
     return {**body(**choice, prompt_token_ids=spoken.prompt), "usage": spoken.usage}
 
 
@@ -133,7 +145,7 @@ def vllm_completion_stream(spoken: Spoken) -> bytes:
     chunks = []
     for step in steps(spoken):
         logprobs = {"tokens": [spoken.texts[step]], "token_logprobs": [spoken.log_probs[step]]}
-        choice = {
+        choice: Parts = {
             "text": spoken.texts[step],
             "logprobs": logprobs,
             "finish_reason": spoken.finish if step == len(spoken.ids) - 1 else None,
@@ -146,7 +158,12 @@ def vllm_completion_stream(spoken: Spoken) -> bytes:
 
 def vllm_generate(spoken: Spoken) -> Any:
     entries = [{"token_id": entry["token_id"], "logprob": entry["logprob"]} for entry in spoken.entries("token_id")]
-    choice = {"index": 0, "finish_reason": spoken.finish, "token_ids": spoken.ids, "logprobs": {"content": entries}}
+    choice: Parts = {
+        "index": 0,
+        "finish_reason": spoken.finish,
+        "token_ids": spoken.ids,
+        "logprobs": {"content": entries},
+    }
     response = {"request_id": "response-1", "model": "tiny", "usage": spoken.usage, "choices": [choice]}
     return {**response, "prompt_token_ids": spoken.prompt}
 
@@ -154,7 +171,7 @@ def vllm_generate(spoken: Spoken) -> Any:
 def vllm_generate_stream(spoken: Spoken) -> bytes:
     chunks: list[Any] = []
     for step in steps(spoken):
-        choice = {
+        choice: Parts = {
             "index": 0,
             "finish_reason": spoken.finish if step == len(spoken.ids) - 1 else None,
             "token_ids": spoken.ids[step : step + 1],
@@ -191,7 +208,7 @@ def message_chat(spoken: Spoken) -> Any:
         "generation_token_ids": spoken.ids,
         "generation_log_probs": spoken.log_probs,
     }
-    choice = {"message": message(spoken, **arrays), "finish_reason": spoken.finish}
+    choice: Parts = {"message": message(spoken, **arrays), "finish_reason": spoken.finish}
     return {**body(chat=True, **choice), "usage": spoken.usage}
 
 
@@ -217,7 +234,7 @@ def sglang_meta(spoken: Spoken, *, pairs: list[list[Any]], total: int, finish: b
 
 
 def sglang_chat(spoken: Spoken) -> Any:
-    choice = {
+    choice: Parts = {
         "message": {**message(spoken), "reasoning_content": None, "tool_calls": None},
         "logprobs": {"content": spoken.entries()},
         "finish_reason": spoken.finish,
@@ -281,12 +298,20 @@ def sglang_generate_stream(spoken: Spoken, *, incremental: bool) -> bytes:
 
 
 def llama_chat(spoken: Spoken) -> Any:
-    choice = {"finish_reason": spoken.finish, "message": message(spoken), "logprobs": {"content": spoken.entries("id")}}
+    choice: Parts = {
+        "finish_reason": spoken.finish,
+        "message": message(spoken),
+        "logprobs": {"content": spoken.entries("id")},
+    }
     return {**body(chat=True, **choice), "usage": spoken.usage}
 
 
 def llama_completion(spoken: Spoken) -> Any:
-    choice = {"text": spoken.text, "logprobs": {"content": spoken.entries("id")}, "finish_reason": spoken.finish}
+    choice: Parts = {
+        "text": spoken.text,
+        "logprobs": {"content": spoken.entries("id")},
+        "finish_reason": spoken.finish,
+    }
     return {**body(**choice), "usage": spoken.usage}
 
 

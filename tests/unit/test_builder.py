@@ -35,7 +35,7 @@ RECORDED = Path(__file__).parents[1] / "data" / "recordings" / "vllm-0.32.0"
 
 def recorded(chain: str) -> list[TokenEntry]:
     """The calls of a recorded chain in the order in which they were made; the file name is the id."""
-    entries = []
+    entries: list[TokenEntry] = []
     for path in sorted((RECORDED / chain).glob("*.response.json")):
         body = json.loads(path.read_bytes())["body"]
         choice = body["choices"][0]

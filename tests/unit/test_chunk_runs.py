@@ -36,7 +36,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 AWKWARD = ['"', "\\", "\n", "\u2028", "é", "\U0001f600", '"token_ids":[1]', '"logprobs":{"content":[{', "token_id:7"]
 TEXTS = st.lists(st.sampled_from([*AWKWARD, " the", "a", "]}"]), max_size=2).map("".join)
-ODD = st.sampled_from([None, True, -1, 2**32, 1.5, "7", [], {}, [None], 1e-320])
+ODD: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 2**32, 1.5, "7", [], {}, [None], 1e-320])
 
 
 class ParsesEach(VllmEngine):

@@ -339,7 +339,7 @@ def test_without_a_directory_there_is_no_build_and_without_a_database_a_failed_o
 async def test_clearing_removes_exactly_the_rollouts_that_are_about_to_run(tmp_path: Path) -> None:
     names = ["0-0", "0-0-a1", "0-1", "mine"]
     await captured(tmp_path, [call("a", [1], [2], rollout_id=name) for name in names])
-    records = [
+    records: list[dict[str, Any]] = [
         {"_ng_task_index": 0, "_ng_rollout_index": 0},
         {"_ng_rollout_id": "mine"},
         {"_ng_task_index": 5, "_ng_rollout_index": 5},

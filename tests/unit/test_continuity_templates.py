@@ -187,9 +187,16 @@ ENDINGS = ("<|e|>", "<|e|>\n", "\n", "\n\n", "", " ", "<|x|><|e|>", "[end]")
 @st.composite
 def templates(draw: st.DrawFn) -> str:
     """A template with habits that templates have, and some that none should have."""
-    often = lambda: draw(st.integers(0, 5)) > 0  # noqa: E731
-    seldom = lambda: draw(st.integers(0, 5)) == 0  # noqa: E731
-    pick = lambda *texts: draw(st.sampled_from(texts))  # noqa: E731
+
+    def often() -> bool:
+        return draw(st.integers(0, 5)) > 0
+
+    def seldom() -> bool:
+        return draw(st.integers(0, 5)) == 0
+
+    def pick(*texts: str) -> str:
+        return draw(st.sampled_from(texts))
+
     opening = pick("<|s|>{{ m.role }}\n", "{{ m.role | upper }}: ", "<|{{ m.role }}|>", "\n### {{ m.role }}\n")
     content = pick("{{ m.content or '' }}", "{{ (m.content or '') | trim }}", "{{ (m.content or '').strip('\\n') }}")
     call = pick(

@@ -194,7 +194,7 @@ async def test_a_source_that_fails_masks_the_record() -> None:
 
 
 async def test_the_rollout_id_may_lie_elsewhere(store: TokenCaptureStore) -> None:
-    record = {"trial": "4-0", "response": {"output": []}}
+    record: dict[str, Any] = {"trial": "4-0", "response": {"output": []}}
     await finalize_rollout_token_capture(record, store, rollout_id=record["trial"])
     assert rollout_carries_token_ids(record)
     record = {"trial": "a/b"}

@@ -16,6 +16,7 @@ from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file import connections as engine
 from token_id_capture.store.file.connections import has_wal_reset_bug, is_input_output_error, translated
+from token_id_capture.store.file.revision import APPLICATION_ID
 
 ENTRY = TokenEntry(
     rollout_id="first",
@@ -190,7 +191,7 @@ async def test_a_log_that_outlived_the_creation_of_its_database_does_not_pass_fo
     with closing(sqlite3.connect(tmp_path / "captures.db", isolation_level=None)) as connection:
         connection.execute(f"PRAGMA page_size = {engine.PAGE_SIZE}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute(f"PRAGMA application_id = {engine.APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     (tmp_path / "captures.db-wal").write_bytes(bytes(32))
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await store.put(ENTRY)

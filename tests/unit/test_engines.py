@@ -359,7 +359,7 @@ def test_the_streams_of_a_whole_response_are_asked_for_as_such() -> None:
     for streaming, asked in (("auto", True), ("always", True), ("never", False)):
         body = CallBody.parse(Endpoint.CHAT, orjson.dumps(STREAM))
         assert body is not None
-        body.decide_streaming(make_engine("vllm"), GatewaySettings(streaming=streaming).streaming)  # type: ignore[arg-type]
+        body.decide_streaming(make_engine("vllm"), GatewaySettings(streaming=streaming).streaming)
         sent = orjson.loads(body.for_engine(make_engine("vllm"), orjson.dumps(STREAM)) or b"")
         assert (sent["stream"], sent["stream_options"]) == (asked, {"include_usage": True} if asked else None)
 

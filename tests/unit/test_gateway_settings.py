@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -9,8 +11,9 @@ from token_id_capture.cli.serving.settings import WorkerSettings
 from token_id_capture.server.settings import SESSION_HEADERS
 
 
-def settings(**values: object) -> WorkerSettings:
-    return WorkerSettings(**{"upstream": "http://engine:8000", "database": "/captures.db", **values})
+def settings(**values: Any) -> WorkerSettings:
+    given: dict[str, Any] = {"upstream": "http://engine:8000", "database": "/captures.db", **values}
+    return WorkerSettings(**given)
 
 
 def test_a_worker_reads_the_settings_that_its_parent_wrote(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def hidden(value: Any, rules: list[Hidden], path: tuple[str, ...] = ()) -> Any:
     if not isinstance(value, dict):
         return value
     ends = {rule.path: rule.cut for rule in rules}
-    changed = {}
+    changed: dict[str, Any] = {}
     for key, member in value.items():
         here = (*path, key)
         # The step for arrays is no name of a member.

@@ -41,7 +41,7 @@ _AWKWARD = [
 ]
 _TEXTS = st.lists(st.sampled_from([*_AWKWARD, " the", "a"]), max_size=3).map("".join)
 _IDS = st.lists(st.one_of(st.integers(0, 200), st.integers(0, 2**32 - 1)), max_size=6)
-_ODD = st.sampled_from([None, True, -1, 2**32, 1.5, "7", [], {}, [None], [True], [[1]], "x"])
+_ODD: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 2**32, 1.5, "7", [], {}, [None], [True], [[1]], "x"])
 
 
 @st.composite
@@ -83,7 +83,7 @@ def _responses(draw: st.DrawFn, prompt: list[int]) -> bytes:
             choice[draw(st.sampled_from(list(choice)))] = draw(_ODD)
         choices.append(choice)
     count = sum(len(choice["token_ids"]) if isinstance(choice["token_ids"], list) else 0 for choice in choices)
-    response = {
+    response: dict[str, Any] = {
         "id": "chatcmpl-1",
         "model": "policy",
         "choices": choices,

@@ -47,7 +47,8 @@ def message_of(token_ids: list[int]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reader.content or None}
     if reader.tool_calls:
         message["tool_calls"] = reader.tool_calls
-    return json.loads(json.dumps(message))
+    copied: dict[str, Any] = json.loads(json.dumps(message))
+    return copied
 
 
 def generate(prompt: list[int], **options: Any) -> list[int]:

@@ -62,8 +62,8 @@ async def test_puts_that_are_cancelled_are_stored_or_not_and_never_half(store: T
     await store.put(entry("after"))
     stored = await store.read_entries("first")
     assert {call for call, result in results.items() if result is None} <= {call.model_call_id for call in stored}
-    for call in stored[:-1]:
-        assert call == entry(call.model_call_id, 200)
+    for kept in stored[:-1]:
+        assert kept == entry(kept.model_call_id, 200)
     # A caller that was cancelled may ask again, whether its call was stored or not.
     await asyncio.gather(*(store.put(entry(call, 200)) for call in tasks))
     assert set(await _stored(store)) == {*tasks, "after"}

@@ -45,7 +45,7 @@ def test_a_job_that_is_asked_for_while_another_thread_ends_the_turn_is_taken_onc
     class Interrupted(asyncio.SelectorEventLoop):
         """The other thread comes where the turn has begun, and the job is not in it yet."""
 
-        def call_soon(self, *given: Any, **more: Any) -> asyncio.Handle:
+        def call_soon(self, *given: Any, **more: Any) -> asyncio.Handle:  # type: ignore[override]
             handle = super().call_soon(*given, **more)
             ending.start()
             ending.join(timeout=0.05)

@@ -143,7 +143,7 @@ async def _stored_calls(database: Path) -> int:
     from token_id_capture import TokenCaptureStore
 
     async with TokenCaptureStore(database) as store:
-        return sum(rollout.calls for rollout in await store.list_rollouts(limit=1_000_000))
+        return sum(rollout.calls or 0 for rollout in await store.list_rollouts(limit=1_000_000))
 
 
 _CPU = {"chat, whole": 1.6, "chat, streamed": 1.6, "agent, whole": 2.0, "agent, streamed": 1.6}

@@ -35,12 +35,13 @@ async def run(
     besides, to warm up.
     """
     address = urlsplit(url)
+    host, port = address.hostname or "127.0.0.1", address.port or 80
     conversations = questions(SHAPES[shape])
     clients = [_Client(path, f"{rollouts}-{number}", address.netloc) for number in range(concurrency)]
     for number, client in enumerate(clients):
-        await asyncio.get_running_loop().create_connection(lambda: client, address.hostname, address.port)  # noqa: B023
+        await asyncio.get_running_loop().create_connection(lambda: client, host, port)  # noqa: B023
         client.conversation = conversations[number % len(conversations)]
-    options = {"streamed": streamed, "pause_ms": pause_ms}
+    options: dict[str, Any] = {"streamed": streamed, "pause_ms": pause_ms}
     await asyncio.gather(*(client.ask_for(0.0, _WARM_UP_CALLS, **options) for client in clients))
     for client in clients:
         client.take_times()
