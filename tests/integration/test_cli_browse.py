@@ -30,6 +30,8 @@ from token_id_capture.browse.site import CaptureDatabase
 from token_id_capture.store import TokenCaptureStore
 
 SECONDS = 60
+KEYS: dict[str, str] = {}
+"""The key of each running server, by its address."""
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +53,10 @@ def start(database: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     )
     assert process.stderr is not None
     line = process.stderr.readline()
-    found = re.search(r"http://\S+/captures", line)
+    found = re.search(r"(http://\S+/captures)\?key=(\S+)", line)
     assert found, line
-    return process, found[0]
+    KEYS[found[1].rpartition("/")[0]] = found[2]
+    return process, found[1]
 
 
 def stop(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -69,8 +72,13 @@ def address(database: Path) -> Iterator[str]:
     assert stop(process) == (0, "", "")
 
 
+def cookie(url: str) -> str:
+    key = KEYS["/".join(url.split("/")[:3])]
+    return f"tokcap-browse-{key[:8]}={key}"
+
+
 def get(url: str, **headers: str) -> str:
-    request = urllib.request.Request(url, headers=headers)
+    request = urllib.request.Request(url, headers={"Cookie": cookie(url), **headers})
     with urllib.request.urlopen(request, timeout=SECONDS) as response:
         return str(response.read().decode())
 
@@ -182,6 +190,22 @@ def test_a_page_of_another_site_cannot_ask_under_a_name_of_its_own(address: str)
     code, said = refusal(address, Host="captures.example:80")
     assert (code, said) == (421, "tokcap browse answers to 127.0.0.1 and localhost\n")
     assert "captures" in get(address, Host="localhost")
+
+
+@pytest.mark.parametrize("path", ["", ".json", "/entries.csv"])
+def test_without_the_key_nothing_is_shown(address: str, path: str) -> None:
+    code, said = refusal(address + path, Cookie="none=1")
+    assert (code, said) == (403, "Open the address that tokcap browse printed: it has the key in it.\n")
+    assert refusal(f"{address}{path}?key=wrong", Cookie="none=1")[0] == 403
+
+
+def test_the_address_that_is_printed_opens_the_pages_and_is_not_kept(address: str) -> None:
+    key = KEYS[address.rpartition("/")[0]]
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    for url in (f"{address}?key={key}", address):
+        with opener.open(url, timeout=SECONDS) as response:
+            assert response.url == address
+            assert "captures" in response.read().decode()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from datasette.database import Database
 from datasette.plugins import pm
 
 from token_id_capture.browse import plugin
+from token_id_capture.browse.access import KeyRequired
 from token_id_capture.browse.queries import describe_database
 from token_id_capture.store.file.read_only import connect
 
@@ -57,8 +58,8 @@ class CaptureDatabase(Database):  # type: ignore[misc]
         return await super().execute(sql, params, **{**options, "log_sql_errors": False})
 
 
-def make_site(path: Path) -> Any:
-    """The application that shows this database file."""
+def make_site(path: Path, key: str) -> Any:
+    """The application that shows this database file to whoever has the key."""
     # Where rich is installed, Datasette prints a traceback with all variables for every page not found.
     import_module("datasette.handle_exception").rich = None  # type: ignore[attr-defined]
     if not pm.is_registered(plugin):
@@ -74,4 +75,4 @@ def make_site(path: Path) -> Any:
     )
     datasette.add_database(CaptureDatabase(datasette, path=str(path), is_mutable=True), name=DATABASE)
     asyncio.run(datasette.invoke_startup())
-    return datasette.app()
+    return KeyRequired(datasette.app(), key)

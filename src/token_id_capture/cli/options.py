@@ -7,6 +7,7 @@ line and an exit code: 1 when some of the work could not be done, 2 when nothing
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from token_id_capture.store import TokenCaptureStore
 
 _Result = TypeVar("_Result")
+
+# C1 controls; what joins, hides or turns text (soft hyphen, zero-width and bidirectional marks, separators); tags.
+_STEERING = re.compile(
+    "[\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 
 EXIT_PARTIAL = 1
 EXIT_UNUSABLE = 2
@@ -108,7 +114,19 @@ def print_json(value: Any) -> None:
     import orjson
 
     with output_stream() as stream:
-        stream.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        document = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        stream.write(escaped_json(document.decode()).encode())
+
+
+def escaped_json(document: str) -> str:
+    """The same JSON with the characters escaped that steer a terminal, or turn the direction of its text."""
+    # In a document all of them are inside strings, but for line breaks.
+    return _STEERING.sub(_as_escape, document)
+
+
+def _as_escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 @contextmanager

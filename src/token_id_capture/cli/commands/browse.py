@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import secrets
 import socket
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from token_id_capture.cli.options import DatabaseOption, fail, report
 from token_id_capture.cli.output.database import database_file
 
-_STARTED = "browse {} at http://{}:{}/captures (read-only; Ctrl-C ends it)"
+_STARTED = "browse {} at http://{}:{}/captures?{} (read-only; Ctrl-C ends it)"
 
 
 def browse(
@@ -23,8 +24,8 @@ def browse(
     """Browse a database with Datasette, while others write it.
 
     Tables, views, ready-made queries and SQL of one's own, with token columns as numbers; every page is also there
-    as JSON and CSV. Read-only, on loopback: from another machine, forward the port, as with
-    ssh -L 8001:127.0.0.1:8001. Needs the extra browse.
+    as JSON and CSV. Read-only, on loopback, and only for who has the key in the address that it prints: from
+    another machine, forward the port, as with ssh -L 8001:127.0.0.1:8001. Needs the extra browse.
     """
     from token_id_capture.store.file.read_only import read_only
 
@@ -32,6 +33,7 @@ def browse(
     with read_only(path):
         pass  # whatever is wrong with the file is said now, not on a page
     try:
+        from token_id_capture.browse.access import KEY_PARAMETER
         from token_id_capture.browse.site import make_site
     except ModuleNotFoundError as error:
         missing = (error.name or "Datasette").partition(".")[0]
@@ -39,9 +41,11 @@ def browse(
     import uvicorn
 
     with _listener(host, port) as listener:
-        config = uvicorn.Config(make_site(path), log_level="warning", lifespan="on")
+        key = secrets.token_urlsafe(24)
+        config = uvicorn.Config(make_site(path, key), log_level="warning", lifespan="on")
         name, number = listener.getsockname()[:2]
-        report(_STARTED.format(path, f"[{name}]" if ":" in name else name, number))
+        shown = f"[{name}]" if ":" in name else name
+        report(_STARTED.format(path, shown, number, f"{KEY_PARAMETER}={key}"))
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 

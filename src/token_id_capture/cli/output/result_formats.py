@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from token_id_capture.cli.options import printable
+from token_id_capture.cli.options import escaped_json, printable
 from token_id_capture.cli.output.tables import Pages, table
 
 _WIDEST_COLUMN: Final = 80
@@ -36,7 +36,7 @@ def as_json(columns: Sequence[str], pages: Pages) -> Iterator[str]:
         objects = [
             orjson.dumps({name: _plain(value) for name, value in zip(names, row, strict=True)}).decode() for row in page
         ]
-        yield separator + ",\n".join(objects)
+        yield separator + escaped_json(",\n".join(objects))
         separator = ",\n"
     yield "[]\n" if separator == "[\n" else "\n]\n"
 
