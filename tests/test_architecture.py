@@ -90,7 +90,7 @@ HEAVY = {
     "pydantic_settings": {"server", "cli"},
     "rich": {"cli"},
     "sqlalchemy": {"store"},
-    "starlette": {"server", "testing"},
+    "starlette": {"browse", "server", "testing"},
     "tokenizers": {"cli"},
     "typer": {"cli"},
     "uvicorn": {"server", "testing", "cli"},
