@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from e2e.services import DRAIN_SECONDS, TOKCAP, engine_started, gateway_started
 from e2e.stories import REPEATED, Story, stories
 from e2e.tap import Tap, tapped
 from e2e.witness import Outcome, by_rollout
-from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
+from token_id_capture.store import TokenCaptureStore
 
 _TEETH = 20
 
@@ -53,8 +52,6 @@ class Run:
         self._database = settings.folder / "captures.db"
         self._rows = settings.folder / "rows.jsonl"
         self._gateway_log = settings.folder / "gateway.log"
-        # Said once by the gateway; here the same file is only read.
-        warnings.simplefilter("ignore", WalResetBugWarning)
 
     async def run(self) -> Findings:
         """Play and compare.

@@ -10,6 +10,7 @@
     │   ├── StorageFullError                 no room for a commit; nothing was stored
     │   └── UnusableDatabaseError            the file cannot be opened as a capture database
     │       ├── NewerSchemaError             written by a newer release of this package
+    │       ├── ReplacedDatabaseError        not the file any more that this store has worked with
     │       └── UnsupportedFileSystemError   WAL mode would lose data there
     ├── ConflictingEntryError (ValueError)   one call id, two payloads
     ├── CorruptCaptureError (ValueError)     stored tokens do not match their digest
@@ -68,6 +69,10 @@ class UnusableDatabaseError(StoreError):
 
 class NewerSchemaError(UnusableDatabaseError):
     """The file was written by a newer release of this package."""
+
+
+class ReplacedDatabaseError(UnusableDatabaseError):
+    """The file was removed, replaced or cut short while a store worked with it; only a new store goes on."""
 
 
 class UnsupportedFileSystemError(UnusableDatabaseError):

@@ -65,7 +65,7 @@ def test_a_file_system_that_loses_data_is_a_finding(kind: str) -> None:
 
 def test_memory_and_an_old_sqlite_are_worth_a_note() -> None:
     notes = diagnosed(file_system="tmpfs", wal_reset_bug=True).notes
-    assert ["tmpfs" in notes[0], "WAL-reset bug" in notes[1]] == [True, True]
+    assert ["tmpfs" in notes[0], "WAL-reset bug" in notes[1] and "newer SQLite" in notes[1]] == [True, True]
 
 
 def test_another_journal_mode_is_a_finding() -> None:

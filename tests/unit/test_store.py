@@ -466,3 +466,21 @@ async def test_puts_are_refused_while_less_than_the_floor_is_free(tmp_path: Path
             await store.put(call("a", [1], [2]))
         await store.mark_incomplete("r", "a", "store_failed")
         assert (await store.freeze("r")).incomplete
+
+
+async def test_many_new_databases_can_be_opened_at_once(tmp_path: Path) -> None:
+    stores = [TokenCaptureStore(tmp_path / f"{number}.db") for number in range(12)]
+    await asyncio.gather(*(store.put(call(str(number), [1], [2], "first")) for number, store in enumerate(stores)))
+    for number, store in enumerate(stores):
+        assert [stored.model_call_id for stored in await store.read_entries("first")] == [str(number)]
+        await store.close()
+
+
+async def test_a_call_that_cannot_be_stored_makes_no_file(tmp_path: Path) -> None:
+    store = TokenCaptureStore(tmp_path / "captures.db")
+    with pytest.raises(TypeError):
+        await store.put("no entry")  # type: ignore[arg-type]
+    with pytest.raises(InvalidEntryError):
+        await store.put(call("a", [1], [2]).model_copy(update={"surprise": object()}))
+    await store.close()
+    assert os.listdir(tmp_path) == []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from token_id_capture.errors import UnusableDatabaseError
+from token_id_capture.errors import ReplacedDatabaseError, UnusableDatabaseError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file.lock import WriterLock
@@ -24,22 +25,101 @@ def entry(model_call_id: str) -> TokenEntry:
     )
 
 
-@pytest.mark.parametrize("removed", [["captures.db"], ["captures.db", "captures.db-wal", "captures.db-shm"]])
-async def test_a_removed_database_is_not_written_any_more_and_a_new_one_is_made(
-    removed: list[str], tmp_path: Path
-) -> None:
+ALL = ("captures.db", "captures.db-wal", "captures.db-shm")
+
+
+def remove(directory: Path, names: Iterable[str] = ALL) -> None:
+    for name in names:
+        (directory / name).unlink(missing_ok=True)
+
+
+async def assert_nothing_is_done(store: TokenCaptureStore) -> None:
+    """Neither the first time that somebody asks nor later."""
+    for _ in range(2):
+        for ask in (
+            store.begin_call("first", "during"),
+            store.put(entry("during")),
+            store.freeze("first"),
+            store.check_writable(),
+            store.list_rollouts(),
+            store.read_entries("first"),
+        ):
+            with pytest.raises(ReplacedDatabaseError, match="removed or replaced"):
+                await ask
+
+
+@pytest.mark.parametrize("removed", [["captures.db"], ALL])
+async def test_a_store_makes_no_new_file_in_place_of_one_that_was_removed(removed: list[str], tmp_path: Path) -> None:
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await store.put(entry("before"))
-        for name in removed:
-            os.unlink(tmp_path / name)
-        with pytest.raises(UnusableDatabaseError, match="removed or replaced"):
-            await store.put(entry("during"))
-        for name in os.listdir(tmp_path):
-            if name != "captures.db.lock":
-                os.unlink(tmp_path / name)
-        await store.put(entry("after"))
+        remove(tmp_path, removed)
+        await assert_nothing_is_done(store)
+        remove(tmp_path)
+        await assert_nothing_is_done(store)
+        assert not store.database.exists()
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await store.put(entry("after"))
         assert await store.read_entries("first") == (entry("after"),)
+
+
+async def test_a_store_goes_on_neither_with_an_older_copy_nor_with_a_backup_of_its_file(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await store.put(entry("before"))
+    shutil.copyfile(tmp_path / "captures.db", tmp_path / "copy.db")
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await store.put(entry("later"))
+        remove(tmp_path)
+        shutil.copyfile(tmp_path / "copy.db", tmp_path / "captures.db")
+        await assert_nothing_is_done(store)
+
+
+async def test_a_file_whose_directory_was_renamed_is_not_made_anew(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path / "run" / "captures.db") as store:
+        await store.put(entry("before"))
+        (tmp_path / "run").rename(tmp_path / "moved")
+        await assert_nothing_is_done(store)
+        assert not (tmp_path / "run").exists()
+
+
+async def test_another_file_is_noticed_also_where_no_connection_is_open(tmp_path: Path) -> None:
+    reader = TokenCaptureStore(tmp_path / "captures.db")
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await store.put(entry("before"))
+        assert [rollout.rollout_id for rollout in await reader.list_rollouts()] == ["first"]
+    # Whoever comes first makes it anew, under the same name and maybe with the same inode.
+    remove(tmp_path)
+    async with TokenCaptureStore(tmp_path / "captures.db"):
+        await assert_nothing_is_done(reader)
+    await reader.close()
+
+
+async def test_a_store_that_is_to_go_on_with_the_file_of_another_process_takes_no_other(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path / "captures.db") as first:
+        await first.put(entry("before"))
+    file_id = first.file_id
+    async with TokenCaptureStore(tmp_path / "captures.db", file_id=file_id) as same:
+        await same.put(entry("later"))
+    remove(tmp_path)
+    missing = TokenCaptureStore(tmp_path / "captures.db", file_id=file_id)
+    await assert_nothing_is_done(missing)
+    assert not missing.database.exists()
+    async with TokenCaptureStore(tmp_path / "captures.db") as another:
+        assert another.file_id != file_id
+    other = TokenCaptureStore(tmp_path / "captures.db", file_id=file_id)
+    await assert_nothing_is_done(other)
+    await missing.close()
+    await other.close()
+
+
+async def test_a_link_to_a_database_works_as_the_database_does(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "disk" / "captures.db")
+    async with TokenCaptureStore(tmp_path / "link.db") as store:
+        await store.put(entry("a"))
+        assert store.database == tmp_path / "disk" / "captures.db"
+    async with TokenCaptureStore(tmp_path / "disk" / "captures.db") as store:
+        assert await store.read_entries("first") == (entry("a"),)
+    assert set(os.listdir(tmp_path)) == {"disk", "link.db"}
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])

@@ -51,10 +51,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 def existing_store(database: str) -> TokenCaptureStore:
     """The store of a database that must be there: a command that looks at one never makes one."""
-    from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
+    from token_id_capture.store import TokenCaptureStore
 
-    # Said where a server starts and by the doctor; here it would stand above every table.
-    warnings.simplefilter("ignore", WalResetBugWarning)
     return TokenCaptureStore(database, create=False)
 
 

@@ -15,7 +15,6 @@ from token_id_capture.store.file.warnings import (
     PinnedWalWarning,
     StoreWarning,
     VolatileStorageWarning,
-    WalResetBugWarning,
 )
 from token_id_capture.store.read.listing import RolloutFilter
 from token_id_capture.store.read.summaries import CallSummary, RolloutDetail, RolloutSummary
@@ -33,7 +32,6 @@ __all__ = [
     "StoreWarning",
     "TokenCaptureStore",
     "VolatileStorageWarning",
-    "WalResetBugWarning",
     "make_token_store",
     "validate_rollout_id",
 ]

@@ -26,6 +26,7 @@ from token_id_capture.store.codec import pack, validated
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import translated
 from token_id_capture.store.file.location import database_path, missing
+from token_id_capture.store.file.open_files import DatabaseFile
 from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
 from token_id_capture.store.read import histories, listing, queries, tokens
@@ -74,8 +75,12 @@ class TokenCaptureStore:
         free_space_floor: with fewer free bytes than this on the disk, ``put`` is refused, so that
             marks, freezes and checkpoints still have room. It recovers by itself.
         max_bytes: the size that the database file may grow to, rounded to pages; None for no limit.
+        file_id: the ``file_id`` of the store of another process that had the file open before this one.
+            Then no other file is used, and none is created.
 
     Raises:
+        ReplacedDatabaseError: the file was removed or replaced since this store, or the one of
+            ``file_id``, opened it. A store never goes on with another file.
         UnusableDatabaseError, and what is below it: on first use, if the file cannot be used.
     """
 
@@ -86,8 +91,10 @@ class TokenCaptureStore:
         create: bool = True,
         free_space_floor: int = FREE_SPACE_FLOOR,
         max_bytes: int | None = None,
+        file_id: str | None = None,
     ) -> None:
         self._path = database_path(database)
+        self._file = DatabaseFile(self._path, file_id)
         self._create = create
         self._limits = Limits(free_space_floor=free_space_floor, max_bytes=max_bytes)
         self._closed = False
@@ -107,6 +114,11 @@ class TokenCaptureStore:
     def database(self) -> Path:
         """The absolute path of the database file."""
         return self._path
+
+    @property
+    def file_id(self) -> str | None:
+        """What tells this database file from every other, and from its own backups; None before the first open."""
+        return self._file.file_id
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -148,13 +160,13 @@ class TokenCaptureStore:
 
     async def put(self, entry: TokenEntry, history: HistoryLink | None = None) -> None:
         """Store one call; durable and visible to every process when this returns."""
-        writer = self._live_writer()
+        self._check_process()
         entry = validated(entry)
         key = entry.rollout_id, entry.model_call_id
         known = self._recent.prefix_of(entry.rollout_id, entry.prompt_token_ids)
         packed = pack(entry, known[1] if known else None)
         put = writes.Put(packed, known[0] if known else None, self._begun.get(key), history)
-        incarnation = await writer.submit(writes.put_entries, put, packed.size)
+        incarnation = await self._write(writes.put_entries, put, packed.size)
         # Not before: a put that fails may be tried again.
         self._begun.pop(key, None)
         self._recent.remember(incarnation, packed)
@@ -325,7 +337,7 @@ class TokenCaptureStore:
         with self._opening:
             self._check_open()
             if self._writer is None or not self._writer.alive:
-                self._writer = Writer(self._path, self._limits, create=self._create, predecessor=self._writer)
+                self._writer = Writer(self._file, self._limits, create=self._create, predecessor=self._writer)
                 self._writer.start()
             return self._writer
 
@@ -334,6 +346,7 @@ class TokenCaptureStore:
             self._forget_inherited()
         forking.refuse_inherited(self._path)
         self._check_open()
+        self._file.refuse_lost()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -372,6 +385,7 @@ class TokenCaptureStore:
 
     async def _prepare_for_reading(self) -> None:
         self._check_process()
+        self._file.check()
         if self._reader or self._token_reader or self._writer:
             return
         # A file that is up to date is read without taking the writer lock.
@@ -384,6 +398,7 @@ class TokenCaptureStore:
         refuse_newer(revision, self._path)
         if revision != HEAD_REVISION:
             await self.open()
+        self._file.see()
 
 
 def _nothing(batch: Batch, jobs: list[Job]) -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -128,10 +127,7 @@ class _Demo:
         ):
             # Loaded only now: the gateway's workers start meanwhile.
             from token_id_capture.cli.demo.journey import Journey
-            from token_id_capture.store import WalResetBugWarning
 
-            # The gateway's log says it, and this file is nobody's record.
-            warnings.simplefilter("ignore", WalResetBugWarning)
             return await Journey(gateway, engine, self._database, self._show).run()
 
     async def _finalize(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,10 +14,7 @@ if TYPE_CHECKING:
 def database_file(database: str) -> Path:
     """The file that ``--database`` means."""
     from token_id_capture.store.file.location import database_path
-    from token_id_capture.store.file.warnings import WalResetBugWarning
 
-    # Said where a server starts and by the doctor; these commands keep to the writer lock.
-    warnings.simplefilter("ignore", WalResetBugWarning)
     return database_path(database)
 
 

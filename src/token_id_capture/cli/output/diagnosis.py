@@ -135,7 +135,8 @@ def _judge_file(health: Health, diagnosis: Diagnosis) -> None:
     if file.wal_reset_bug:
         diagnosis.notes.append(
             f"SQLite {file.sqlite_version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6). This package "
-            "is safe from it; let no other program write or checkpoint the file."
+            "is safe from it; let no other program, such as litestream, write or checkpoint the file, or run a Python "
+            "that has a newer SQLite."
         )
 
 

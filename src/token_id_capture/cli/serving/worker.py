@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import warnings
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
@@ -109,9 +108,8 @@ def worker_app() -> ASGIApp:
 
 def _app(settings: WorkerSettings) -> ASGIApp:
     from token_id_capture.server.app import create_app
-    from token_id_capture.store import TokenCaptureStore, WalResetBugWarning
+    from token_id_capture.store import TokenCaptureStore
 
-    warnings.simplefilter("ignore", WalResetBugWarning)  # the parent said it already
     api_key, upstream_api_key = (
         None if path is None else read_key(path) for path in (settings.api_key_file, settings.upstream_api_key_file)
     )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from token_id_capture.errors import StorageFullError, StoreError, UnusableDatabaseError
 from token_id_capture.store.file.location import file_uri
 from token_id_capture.store.file.revision import APPLICATION_ID
-from token_id_capture.store.file.warnings import WalResetBugWarning, warn
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -149,16 +148,6 @@ def has_wal_reset_bug(version: tuple[int, ...] = sqlite3.sqlite_version_info) ->
         return False
     fixed_in = {(3, 44): 6, (3, 50): 7}.get((version[0], version[1]))
     return fixed_in is None or version[2] < fixed_in
-
-
-def warn_about_wal_reset(path: Path) -> None:
-    """Say so if this SQLite has the bug; the writer lock protects this package's writers and checkpoints."""
-    if has_wal_reset_bug():
-        warn(
-            f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6). "
-            f"Writers of this package are safe from it; let no other program write or checkpoint {path}.",
-            WalResetBugWarning,
-        )
 
 
 def translated(error: BaseException, path: Path) -> StoreError | None:

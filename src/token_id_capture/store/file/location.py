@@ -43,10 +43,11 @@ def database_path(database: str | Path) -> Path:
                 f"cannot use {scheme}://... as a capture database: only SQLite files are supported, "
                 "as in sqlite:////absolute/path/captures.db"
             )
-        return Path(os.path.abspath(name))
-    path = Path(os.path.abspath(text))
+        return Path(os.path.realpath(name))
+    # Links are followed once, here: SQLite puts its log beside the file itself.
+    path = Path(os.path.realpath(text))
     if path.is_dir() or text.endswith(os.sep) or (not path.suffix and not path.is_file()):
-        return path / DATABASE_NAME
+        return Path(os.path.realpath(path / DATABASE_NAME))
     return path
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.resources
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
@@ -27,6 +28,10 @@ def migrate(engine: Engine, path: Path) -> None:
         _upgrade(connection)
 
 
+# alembic keeps its context in a module, so two upgrades of one process would use each other's connection.
+_upgrading: Final = threading.Lock()
+
+
 def _upgrade(connection: Connection) -> None:
     # Imported here, since a file that is up to date needs none of it.
     from alembic import command
@@ -35,7 +40,8 @@ def _upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _upgrading:
+        command.upgrade(config, "head")
 
 
 def migrations_directory() -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from token_id_capture.store.file.connections import create_file, translated, warn_about_wal_reset, writing_engine
+from token_id_capture.store.file.connections import create_file, translated, writing_engine
 from token_id_capture.store.file.location import check_file_system, missing
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.migrate import migrate
@@ -23,7 +23,6 @@ def open_for_writing(path: Path, writer_lock: WriterLock, *, create: bool, write
         UnsupportedFileSystemError: WAL mode is not safe where the file lies.
     """
     check_file_system(path)
-    warn_about_wal_reset(path)
     engine: Engine | None = None
     try:
         exists = path.exists()

@@ -17,10 +17,6 @@ class VolatileStorageWarning(StoreWarning):
     """The database lies in memory: a restart of the machine loses it."""
 
 
-class WalResetBugWarning(StoreWarning):
-    """This SQLite can lose commits if a checkpoint runs outside the writer lock."""
-
-
 def warn(message: str, category: type[StoreWarning]) -> None:
     """Warn, and never raise: these come from the writer thread, which must go on."""
     try:

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
@@ -24,7 +23,7 @@ from token_id_capture.errors import StoreClosedError, StoreError, UnusableDataba
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
 from token_id_capture.store.file.lock import WriterLock
-from token_id_capture.store.file.open_files import OpenFiles
+from token_id_capture.store.file.open_files import DatabaseFile, OpenFiles
 from token_id_capture.store.file.opening import open_for_writing
 from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.file.warnings import PinnedWalWarning, warn
@@ -54,9 +53,12 @@ class Limits:
 class Writer:
     """Owns the writing connection of one process to one database."""
 
-    def __init__(self, path: Path, limits: Limits, *, create: bool, predecessor: Writer | None = None) -> None:
+    def __init__(
+        self, database: DatabaseFile, limits: Limits, *, create: bool, predecessor: Writer | None = None
+    ) -> None:
         """``predecessor`` is a writer that failed; its connection is closed before another is opened."""
-        self.path = path
+        self.path = path = database.path
+        self._database = database
         self._limits = limits
         self._create = create
         self._predecessor = predecessor
@@ -66,7 +68,7 @@ class Writer:
         self._writer_lock = WriterLock(path)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
-        self._files = OpenFiles(path)
+        self._files = OpenFiles(database)
         self._registered = False
         self._pinned = False
         self._pin_reported = False
@@ -203,12 +205,16 @@ class Writer:
         return group
 
     def _open(self, *, create: bool) -> None:
+        self._database.check()
+        # Only at the first open of all: a file in place of one that was there would lack what was stored.
+        create = create and not self._database.known
         self._connect(open_for_writing(self.path, self._writer_lock, create=create))
 
     def _connect(self, engine: Engine) -> None:
         self._engine = engine
         self._connection = engine.connect()
-        self._files = OpenFiles(self.path)
+        self._database.recognise(self._driver())
+        self._files = OpenFiles(self._database)
         if self._limits.max_bytes is not None:
             page_size = self._raw("PRAGMA page_size")[0]
             self._raw(f"PRAGMA max_page_count = {max(1, self._limits.max_bytes // page_size)}")
@@ -266,6 +272,7 @@ class Writer:
         """
         logger.error("I/O error while committing to %s; reopening it (%s)", self.path, error)
         self._drop_connection()
+        self._database.check()
         self._connect(open_for_writing(self.path, self._writer_lock, create=False, writer_lock_held=True))
         answer = self._raw("PRAGMA quick_check(1)")
         if answer != ("ok",):
