@@ -19,7 +19,7 @@ from aiohttp import web
 from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, usage
 from support.replay import Gateway, running_gateway, stream, until
 from token_id_capture.server.http.metrics import OUTCOMES
-from token_id_capture.server.http.readiness import Readiness
+from token_id_capture.server.http.readiness import Readiness, Why
 from token_id_capture.store import TokenCaptureStore
 
 KEY = "writer lock-key-5f1e"
@@ -144,7 +144,11 @@ async def test_it_is_not_ready_without_its_engine_or_its_database(
             response = await gateway.request("GET", gateway.url + "/readyz")
             assert (response.status, response.json()) == (
                 503,
-                {"status": "not ready", "problems": ["upstream", "database"]},
+                {
+                    "status": "not ready",
+                    "problems": ["upstream", "database"],
+                    "why": {"upstream": "unreachable", "database": "no_space"},
+                },
             )
         assert (await gateway.request("GET", gateway.url + "/healthz")).status == 200
     # Said once, not for each who asks.
@@ -164,7 +168,7 @@ async def test_however_often_it_is_asked_the_engine_is_connected_once_a_second()
             raise ConnectionRefusedError("not yet")
 
     readiness = Readiness(None, reach)
-    assert await asyncio.gather(*(readiness.problems() for _ in range(50))) == [["upstream"]] * 50
+    assert await asyncio.gather(*(readiness.problems() for _ in range(50))) == [{"upstream": Why.UNREACHABLE}] * 50
     assert len(asked) == 1
 
     async def ready() -> bool:

@@ -15,6 +15,7 @@ from aiohttp import web
 from support.made_up import BODY, CHAT, FIRST, STREAM, answering, chat, delta, events, streaming, usage
 from support.replay import Gateway, Recording, running_gateway, until
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.write.writer import Writer
 
 
 @pytest.fixture
@@ -413,16 +414,33 @@ async def test_an_engine_chosen_by_name_is_sent_only_its_own_fields(tmp_path: Pa
         assert [reason for reason, _ in await gateway.flags()] == ["no_token_ids"]
 
 
-async def test_a_full_disk_costs_no_model_call_and_masks_the_rollout_until_there_is_room(tmp_path: Path) -> None:
+async def test_a_call_that_could_not_be_stored_is_refused_before_the_engine_is_asked(tmp_path: Path) -> None:
     store = TokenCaptureStore(tmp_path, free_space_floor=2**62)
     async with running_gateway(tmp_path, store=store) as gateway:
         gateway.engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
+        assert (await gateway.post(CHAT, BODY)).status == 503
+        assert gateway.engine.received == []
+        assert await gateway.store.list_rollouts() == []
+
+
+async def test_a_disk_that_fills_up_costs_no_model_call_and_masks_the_rollout_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        answer = answering(chat([5, 6], [-0.1, -0.2]))
+
+        async def fill_up(request: Any) -> Any:
+            monkeypatch.setattr(Writer, "_shortage", lambda writer, now: "the disk is full")
+            return await answer(request)
+
+        gateway.engine.handler = fill_up
         assert (await gateway.post(CHAT, BODY)).status == 200
         [(reason, detail)] = await gateway.flags()
         assert reason == "store_failed"
         assert "StorageFullError" in detail
         assert await gateway.store.read_entries("r1") == ()
         assert await masked(gateway)
+    monkeypatch.undo()
     async with running_gateway(tmp_path) as gateway:
         gateway.engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
         assert (await gateway.post(CHAT, BODY, rollout="r2")).status == 200

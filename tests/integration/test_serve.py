@@ -45,6 +45,8 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engi
     ):
         assert (await refused(*arguments)).startswith(beginning)
     assert (await refused("-u", engine.url, *new, TOKCAP_DRAIN_SECONDS="soon")).startswith("TOKCAP_DRAIN_SECONDS: ")
+    said = await refused("-u", engine.url, *new, "--port", "0", "--no-check", "--free-space-floor", str(2**62))
+    assert "fewer than the floor" in said
 
 
 async def test_one_process_serves_captures_and_stops_cleanly(tmp_path: Path, engine: ReplayEngine) -> None:
@@ -98,6 +100,34 @@ async def test_a_call_that_takes_longer_than_the_shutdown_may_is_cut_off_without
     async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
         (intent,) = (await store.describe_rollout("r1")).intents
         assert intent.outcome is None
+
+
+async def test_a_database_that_is_removed_is_not_made_anew_by_any_worker_until_a_restart(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    database = tmp_path / "captures.db"
+    async with serving(database, engine.url, "--workers", "2") as server:
+        assert (await server.post(server.base() + CHAT))[0] == 200
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            (pid,) = connection.execute("SELECT pid FROM writers JOIN entries USING (writer_id)").fetchone()
+        for suffix in ("", "-wal", "-shm"):
+            database.with_name(f"captures.db{suffix}").unlink(missing_ok=True)
+        os.kill(pid, signal.SIGKILL)
+
+        async def refuses() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                ready = orjson.loads((await server.get("/readyz"))[1])
+                assert (await server.post(server.base() + CHAT))[0] == 503
+                return bool(ready["why"]["database"] == "file_replaced")
+            return False  # of the worker that was killed
+
+        # Whichever worker answers: the one that was there, or the other's successor.
+        for _ in range(8):
+            await until(refuses, 30)
+        assert not database.exists()
+        await server.stop(signal.SIGTERM)
+    async with serving(database, engine.url) as server:
+        assert (await server.post(server.base() + CHAT))[0] == 200
 
 
 async def test_two_workers_share_the_database_and_one_that_is_killed_is_replaced(

@@ -460,8 +460,11 @@ async def test_one_put_too_large_for_the_space_left_does_not_take_its_neighbours
         assert await store.read_entries("r") == ()
 
 
-async def test_puts_are_refused_while_less_than_the_floor_is_free(tmp_path: Path) -> None:
+async def test_calls_are_neither_begun_nor_stored_while_less_than_the_floor_is_free(tmp_path: Path) -> None:
     async with TokenCaptureStore(tmp_path / "captures.db", free_space_floor=2**62) as store:
+        with pytest.raises(StorageFullError, match=r"call 'a' of rollout 'r' was not begun.*fewer than the floor"):
+            await store.begin_call("r", "a")
+        assert await store.list_rollouts() == []
         with pytest.raises(StorageFullError, match="fewer than the floor"):
             await store.put(call("a", [1], [2]))
         await store.mark_incomplete("r", "a", "store_failed")

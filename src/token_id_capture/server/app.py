@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from token_id_capture.errors import ReplacedDatabaseError
 from token_id_capture.protocols import TokenSink
 from token_id_capture.server.defaults import ENGINE
 from token_id_capture.server.engines import make_engine
@@ -24,6 +26,8 @@ from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
+
+_logger = logging.getLogger(__name__)
 
 
 def create_app(
@@ -84,7 +88,12 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         if isinstance(sink, _Opens):
-            await sink.open()
+            try:
+                await sink.open()
+            except ReplacedDatabaseError as error:
+                # The file is gone under a server that runs. Calls get 503 and /readyz says why; an end here
+                # would end the other workers with it, and their calls in flight.
+                _logger.error("%s", error)
         monitor.start()
         try:
             yield

@@ -25,10 +25,10 @@ from token_id_capture.records import TokenEntry, validate_rollout_id
 from token_id_capture.store.codec import pack, validated
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import translated
-from token_id_capture.store.file.location import database_path, missing
+from token_id_capture.store.file.location import FREE_SPACE_FLOOR, database_path
 from token_id_capture.store.file.open_files import DatabaseFile
+from token_id_capture.store.file.opening import is_current
 from token_id_capture.store.file.read_only import wal_bytes
-from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
 from token_id_capture.store.read import histories, listing, queries, tokens
 from token_id_capture.store.read.connections import Reader
 from token_id_capture.store.read.listing import EVERY_ROLLOUT, RolloutFilter
@@ -39,7 +39,7 @@ from token_id_capture.store.write import retirement, snapshot
 from token_id_capture.store.write.prefix_cache import RecentSequences
 from token_id_capture.store.write.probe import probe
 from token_id_capture.store.write.queue import Batch, Job, Operation, one_by_one
-from token_id_capture.store.write.writer import FREE_SPACE_FLOOR, Limits, Writer
+from token_id_capture.store.write.writer import Limits, Writer
 from token_id_capture.tokens import TokenIds
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
@@ -65,15 +65,13 @@ class TokenCaptureStore:
 
     It is a ``TokenSink`` with call intents and a ``TokenSource`` with outcomes; ``protocols`` says
     what its methods promise. Nothing is opened before the first use, and each process opens for
-    itself, also after ``fork``. Use it as ``async with TokenCaptureStore(path) as store``, or close
-    it.
+    itself, also after ``fork``. Use it as ``async with TokenCaptureStore(path) as store``, or close it.
 
     Args:
-        database: a directory (the file in it is ``token_captures.db``), a file, or an SQLite URL of
-            SQLAlchemy.
+        database: a directory (the file in it is ``token_captures.db``), a file, or a URL of SQLAlchemy.
         create: whether a missing file is created.
-        free_space_floor: with fewer free bytes than this on the disk, ``put`` is refused, so that
-            marks, freezes and checkpoints still have room. It recovers by itself.
+        free_space_floor: with fewer free bytes than this on the disk, ``begin_call`` and ``put`` are
+            refused, so that flags, freezes and checkpoints still have room. It recovers by itself.
         max_bytes: the size that the database file may grow to, rounded to pages; None for no limit.
         file_id: the ``file_id`` of the store of another process that had the file open before this one.
             Then no other file is used, and none is created.
@@ -182,7 +180,7 @@ class TokenCaptureStore:
 
     async def begin_attributed_call(self, rollout_id: str, model_call_id: str, origin: CallOrigin) -> None:
         """Record that a call is about to be dispatched, and whose it is; its flags will tell that too."""
-        call = writes.Call(validate_rollout_id(rollout_id), _call_id(model_call_id), origin=origin)
+        call = writes.Call(validate_rollout_id(rollout_id), writes.checked_call_id(model_call_id), origin=origin)
         incarnation = await self._write(writes.begin_calls, call)
         self._begun[rollout_id, model_call_id] = incarnation
         if len(self._begun) > _REMEMBERED_CALLS:
@@ -389,14 +387,7 @@ class TokenCaptureStore:
         if self._reader or self._token_reader or self._writer:
             return
         # A file that is up to date is read without taking the writer lock.
-        if not self._path.exists() and not self._create:
-            raise missing(self._path)
-        try:
-            revision = file_revision(self._path) if self._path.exists() else None
-        except Exception as error:
-            raise translated(error, self._path) or error from error
-        refuse_newer(revision, self._path)
-        if revision != HEAD_REVISION:
+        if not is_current(self._path, create=self._create):
             await self.open()
         self._file.see()
 
@@ -406,9 +397,3 @@ def _nothing(batch: Batch, jobs: list[Job]) -> None:
 
 
 _NOTHING: Final[Operation] = _nothing
-
-
-def _call_id(model_call_id: str) -> str:
-    if not isinstance(model_call_id, str) or not 1 <= len(model_call_id) <= 200:
-        raise ValueError(f"invalid model call id {model_call_id!r}: use a text of 1 to 200 characters")
-    return model_call_id

@@ -20,6 +20,7 @@ from token_id_capture.cli.serving.options import (
     CheckOption,
     ConcurrencyOption,
     EngineOption,
+    FreeSpaceOption,
     HostOption,
     InsecureOption,
     KeyOption,
@@ -35,6 +36,7 @@ from token_id_capture.cli.serving.options import (
 from token_id_capture.cli.serving.probe import checked, told
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server import defaults
+from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 
 if TYPE_CHECKING:
     from token_id_capture.cli.serving.settings import WorkerSettings
@@ -56,6 +58,7 @@ def serve(
     upstream_api_key_file: UpstreamKeyOption = None,
     insecure: InsecureOption = False,
     max_concurrent_calls: ConcurrencyOption = defaults.MAX_CONCURRENT_CALLS,
+    free_space_floor: FreeSpaceOption = FREE_SPACE_FLOOR,
     shutdown_seconds: ShutdownOption = 30,
     log_format: LogFormatOption = "text",
     access_log: AccessLogOption = False,
@@ -84,6 +87,7 @@ def serve(
         api_key_file=_checked(api_key_file),
         upstream_api_key_file=_checked(upstream_api_key_file),
         max_concurrent_calls=max_concurrent_calls,
+        free_space_floor=free_space_floor,
         log_format=log_format,
         access_log=access_log,
     )
@@ -91,7 +95,7 @@ def serve(
     if check:
         _check_upstream(settings.upstream)
     listener = listener_at(address, settings.client_timeout)
-    _check_database(settings.database)
+    settings = _check_database(settings)
     if check:
         settings = _check_engine(settings)
     os.environ.update(settings.as_environment())
@@ -166,15 +170,16 @@ def _check_engine(settings: WorkerSettings) -> WorkerSettings:
     return settings.model_copy(update={"engine": result.engine, "streaming": result.streaming})
 
 
-def _check_database(database: str) -> None:
-    """Open and close the store once. Its errors say which file it is and what to do."""
+def _check_database(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with the identity of the database, so that no worker makes or takes another one.
+
+    The store is opened and closed once. Its errors say which file it is and what to do.
+    """
     from token_id_capture.store import TokenCaptureStore
 
-    async def probe() -> None:
-        store = TokenCaptureStore(database)
-        try:
-            await store.open()
-        finally:
-            await store.close()
+    async def probe() -> str | None:
+        async with TokenCaptureStore(settings.database, free_space_floor=settings.free_space_floor) as store:
+            await store.check_writable()
+            return store.file_id
 
-    run(probe())
+    return settings.model_copy(update={"database_id": run(probe())})

@@ -64,6 +64,16 @@ ConcurrencyOption = Annotated[
         help="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
     ),
 ]
+FreeSpaceOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        envvar="TOKCAP_FREE_SPACE_FLOOR",
+        metavar="BYTES",
+        help="With less room on the database's disk, calls are answered with 503 before the engine is asked. "
+        "A small volume, such as a /dev/shm of 64 MB, needs a lower floor.",
+    ),
+]
 ShutdownOption = Annotated[int, typer.Option(min=0, help="How long calls in flight may take when it stops.")]
 LogFormatOption = Annotated[
     LogFormat, typer.Option(envvar="TOKCAP_LOG_FORMAT", help="Lines for people, or JSON objects.")

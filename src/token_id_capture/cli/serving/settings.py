@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from token_id_capture.cli.options import LogFormat
 from token_id_capture.server.defaults import ENGINE
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 
 PREFIX: Final = "TOKCAP_"
 
@@ -20,6 +22,8 @@ class WorkerSettings(BaseSettings, GatewaySettings):
 
     upstream: str
     database: str
+    database_id: str | None = None
+    free_space_floor: int = Field(default=FREE_SPACE_FLOOR, ge=0)
     engine: str = ENGINE
     api_key_file: str | None = None
     upstream_api_key_file: str | None = None

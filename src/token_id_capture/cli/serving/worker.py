@@ -116,7 +116,7 @@ def _app(settings: WorkerSettings) -> ASGIApp:
     calls = _possible_calls(settings.max_concurrent_calls, _allow_many_files())
     return create_app(
         settings.upstream,
-        TokenCaptureStore(settings.database),
+        TokenCaptureStore(settings.database, file_id=settings.database_id, free_space_floor=settings.free_space_floor),
         engine=settings.engine,
         settings=settings.model_copy(update={"max_concurrent_calls": calls}),
         api_key=api_key,

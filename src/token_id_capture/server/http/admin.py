@@ -51,7 +51,7 @@ class Operations:
     async def _ready(self, request: Request) -> Response:
         problems = await self._readiness.problems()
         if problems:
-            return _status(503, {"status": "not ready", "problems": problems})
+            return _status(503, {"status": "not ready", "problems": list(problems), "why": problems})
         return _status(200, {"status": "ready"})
 
     async def _render(self, request: Request) -> Response:

@@ -18,6 +18,9 @@ from token_id_capture.store.file.warnings import VolatileStorageWarning, warn
 
 DATABASE_NAME: Final = "token_captures.db"
 
+FREE_SPACE_FLOOR: Final = 64 * 2**20
+"""Bytes that are left free on the disk: no call begins or is stored beyond, and flags and freezes still fit."""
+
 _REFUSED: Final = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "lustre"),
     *("nfs", "smb", "smb3", "smbfs", "vboxsf", "virtiofs"),

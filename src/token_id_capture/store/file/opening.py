@@ -11,7 +11,7 @@ from token_id_capture.store.file.connections import create_file, translated, wri
 from token_id_capture.store.file.location import check_file_system, missing
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.migrate import migrate
-from token_id_capture.store.file.revision import HEAD_REVISION, file_revision
+from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
 
 
 def open_for_writing(path: Path, writer_lock: WriterLock, *, create: bool, writer_lock_held: bool = False) -> Engine:
@@ -44,3 +44,22 @@ def open_for_writing(path: Path, writer_lock: WriterLock, *, create: bool, write
             raise problem from error
         raise
     return engine
+
+
+def is_current(path: Path, *, create: bool) -> bool:
+    """Whether the file is there and up to date, so that nobody has to open it for writing first.
+
+    Raises:
+        UnusableDatabaseError: it is missing and ``create`` is false, or cannot be used.
+        NewerSchemaError: a newer release wrote the file.
+    """
+    if not path.exists():
+        if create:
+            return False
+        raise missing(path)
+    try:
+        revision = file_revision(path)
+    except Exception as error:
+        raise translated(error, path) or error from error
+    refuse_newer(revision, path)
+    return revision == HEAD_REVISION

@@ -175,8 +175,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
             job.error = RolloutFrozenError(*key)
         elif batch.shortage:
             job.error = StorageFullError(
-                f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} was not stored: {batch.shortage}. "
-                "Free some space; the store then goes on by itself."
+                f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} was not stored: {batch.shortage}"
             )
         else:
             if rollout is None:
@@ -240,13 +239,18 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
     for job in jobs:
         call: Call = job.payload
         rollout = known.get(call.rollout_id)
-        if rollout is None:
-            rollout = known[call.rollout_id] = _new_rollout(call.rollout_id)
-        if rollout.state == State.RETIRED:
+        if rollout is not None and rollout.state == State.RETIRED:
             job.error = RolloutRetiredError(call.rollout_id, f"the start of call {call.model_call_id!r}")
-        elif rollout.state == State.FROZEN:
+        elif rollout is not None and rollout.state == State.FROZEN:
             job.error = RolloutFrozenError(call.rollout_id, call.model_call_id)
+        elif batch.shortage:
+            # What it generates could not be stored, so it must not reach the engine.
+            job.error = StorageFullError(
+                f"call {call.model_call_id!r} of rollout {call.rollout_id!r} was not begun: {batch.shortage}"
+            )
         else:
+            if rollout is None:
+                rollout = known[call.rollout_id] = _new_rollout(call.rollout_id)
             job.result = rollout.incarnation
             begun.append(
                 {
@@ -338,3 +342,14 @@ def _insert_new(batch: Batch, known: Iterable[Rollout]) -> None:
 
 def _keys(packed: Iterable[PackedEntry]) -> str:
     return orjson.dumps([[entry.rollout_id, entry.model_call_id] for entry in packed]).decode()
+
+
+def checked_call_id(model_call_id: str) -> str:
+    """The id of a call, if it is one.
+
+    Raises:
+        ValueError: it is no text of 1 to 200 characters.
+    """
+    if not isinstance(model_call_id, str) or not 1 <= len(model_call_id) <= 200:
+        raise ValueError(f"invalid model call id {model_call_id!r}: use a text of 1 to 200 characters")
+    return model_call_id

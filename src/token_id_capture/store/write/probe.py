@@ -11,6 +11,6 @@ def probe(batch: Batch, jobs: list[Job]) -> None:
     """Note that this writer was seen; or, where a put would be refused, refuse as it does."""
     if batch.shortage:
         for job in jobs:
-            job.error = StorageFullError(f"{batch.shortage}. Free some space; the store then goes on by itself.")
+            job.error = StorageFullError(batch.shortage)
     else:
         see(batch.connection, batch.writer_id, batch.now)

@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Engine
 from token_id_capture.errors import StoreClosedError, StoreError, UnusableDatabaseError
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
+from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.open_files import DatabaseFile, OpenFiles
 from token_id_capture.store.file.opening import open_for_writing
@@ -32,7 +33,6 @@ from token_id_capture.store.write.queue import Batch, Job, JobQueue, Operation, 
 
 logger = logging.getLogger(__name__)
 
-FREE_SPACE_FLOOR: Final = 64 * 2**20
 QUEUE_BYTES: Final = 64 * 2**20
 CHECKPOINT_BYTES: Final = 64 * 2**20
 TRUNCATE_BYTES: Final = 256 * 2**20
@@ -312,7 +312,10 @@ class Writer:
         if self._shortage_seen is None or not 0 <= now - self._shortage_seen[0] < SHORTAGE_SECONDS:
             disk = os.statvfs(self.path.parent)
             free, floor = disk.f_bavail * disk.f_frsize, self._limits.free_space_floor
-            text = f"{free:,} bytes are free beside {self.path}, fewer than the floor of {floor:,}"
+            text = (
+                f"{free:,} bytes are free beside {self.path}, fewer than the floor of {floor:,}. "
+                "Free some disk space, and writes resume automatically; or lower the floor (--free-space-floor)."
+            )
             self._shortage_seen = now, text if free < floor else ""
         return self._shortage_seen[1]
 
