@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from token_id_capture.builder.beginnings import Beginning, beginnings
 from token_id_capture.builder.call_forest import CallForest, LinkedCall
 from token_id_capture.builder.chains import MAIN_CHAIN, BuildNotes, BuildOutput, Chain, ChainLink
 from token_id_capture.errors import ConfigurationError, ConflictingEntryError
@@ -21,12 +23,41 @@ FINISHED: Final = frozenset(
 ``content_filter`` and whatever is not known here, what was sampled is no whole answer."""
 
 
+@dataclass(frozen=True)
+class Joined:
+    """The calls of a rollout, joined: the chains, and what they were found from.
+
+    ``quarantined`` and ``unresolved`` are orders of ``forest.calls``; ``empty`` are the calls that generated
+    nothing.
+    """
+
+    output: BuildOutput
+    forest: CallForest
+    beginnings: list[Beginning]
+    quarantined: frozenset[int]
+    unresolved: tuple[int, ...]
+    empty: list[TokenEntry]
+
+    def group_of(self, call: LinkedCall) -> Iterable[LinkedCall]:
+        """The call and all other answers to its prompt."""
+        return self.forest.group_of(call)
+
+
 def prefix_merging(entries: Iterable[TokenEntry]) -> BuildOutput:
     """Join calls whose prompts continue earlier calls; see CallForest for how a parent is found.
 
     Of several answers to one prompt the one that a later call continues is kept and the others are
-    quarantined. Where none is continued, nobody knows which answer was used: all are named in
-    ``unresolved_retries``, and the first one stands in for them.
+    quarantined; else the one answer that the engine did not cut off. Where neither decides, nobody knows
+    which answer was used: all are named in ``unresolved_retries``, and the first one stands in for them.
+
+    Raises:
+        ConflictingEntryError: one call id came with two different payloads.
+    """
+    return join(entries).output
+
+
+def join(entries: Iterable[TokenEntry]) -> Joined:
+    """What ``prefix_merging`` gives, and how it was found.
 
     Raises:
         ConflictingEntryError: one call id came with two different payloads.
@@ -35,27 +66,27 @@ def prefix_merging(entries: Iterable[TokenEntry]) -> BuildOutput:
     forest = CallForest()
     for entry in ordered:
         forest.add(entry)
-    quarantined, unresolved = _resolve_retries(forest)
-    leaves = [call for call in forest.calls if not call.children and call.order not in quarantined]
-    paths = sorted((leaf.path() for leaf in leaves), key=_earliest_root)
+    quarantined, unresolved = resolve_retries(forest)
+    begun = beginnings(forest)
     chains = [
         Chain(f"branch-{number}" if number else MAIN_CHAIN, [call.link for call in path], path[0].prompt)
-        for number, path in enumerate(paths)
+        for number, path in enumerate(_paths(forest, quarantined))
     ]
-    main = [link.entry for link in chains[0].links] if chains else []
+    main = chains[0].links if chains else []
     notes = BuildNotes(
         builder="prefix_merging",
         roots=sum(parent is None for parent, _ in forest.groups),
         chains=len(chains),
         unresolved_retries=[forest.calls[order].call_id for order in unresolved],
-        empty_generation_calls=empty,
+        empty_generation_calls=[entry.model_call_id for entry in empty],
         copied_calls=list(forest.copies),
-        aborted_calls=_aborted(main),
-        divergences=forest.divergences,
+        aborted_calls=cut_off_calls(main),
+        divergences=[one.divergence for one in begun],
     )
-    notes.count_tokens(captured=(call.entry for call in forest.calls), delivered=main)
+    notes.count_tokens(captured=(call.entry for call in forest.calls), delivered=(link.entry for link in main))
     left_out = [forest.calls[order].call_id for order in sorted(quarantined)]
-    return BuildOutput(chains, left_out, notes, *_tree(forest, quarantined))
+    output = BuildOutput(chains, left_out, notes, *_tree(forest, quarantined))
+    return Joined(output, forest, begun, frozenset(quarantined), tuple(unresolved), empty)
 
 
 def per_request(entries: Iterable[TokenEntry]) -> BuildOutput:
@@ -73,8 +104,8 @@ def per_request(entries: Iterable[TokenEntry]) -> BuildOutput:
         builder="per_request",
         roots=len(chains),
         chains=len(chains),
-        empty_generation_calls=empty,
-        aborted_calls=_aborted(ordered),
+        empty_generation_calls=[entry.model_call_id for entry in empty],
+        aborted_calls=[entry.model_call_id for entry in ordered if is_cut_off(entry)],
     )
     notes.count_tokens(captured=ordered, delivered=ordered)
     return BuildOutput(chains, [], notes)
@@ -98,8 +129,8 @@ def run_builder(entries: Iterable[TokenEntry], builder: str = "prefix_merging") 
     return _BUILDERS[builder](entries)
 
 
-def _in_builder_order(entries: Iterable[TokenEntry]) -> tuple[list[TokenEntry], list[str]]:
-    """Calls by prompt length, then call id, each once; and the ids of those that generated nothing."""
+def _in_builder_order(entries: Iterable[TokenEntry]) -> tuple[list[TokenEntry], list[TokenEntry]]:
+    """Calls by prompt length, then call id, each once; and those that generated nothing."""
     by_id: dict[str, TokenEntry] = {}
     for entry in entries:
         known = by_id.setdefault(entry.model_call_id, entry)
@@ -108,23 +139,40 @@ def _in_builder_order(entries: Iterable[TokenEntry]) -> tuple[list[TokenEntry], 
         ):
             raise ConflictingEntryError(entry.rollout_id, entry.model_call_id)
     ordered = sorted(by_id.values(), key=lambda entry: (len(entry.prompt_token_ids), entry.model_call_id))
-    empty = [entry.model_call_id for entry in ordered if not entry.generation_token_ids]
+    empty = [entry for entry in ordered if not entry.generation_token_ids]
     return [entry for entry in ordered if entry.generation_token_ids], empty
 
 
-def _resolve_retries(forest: CallForest) -> tuple[set[int], list[int]]:
+def resolve_retries(forest: CallForest) -> tuple[set[int], list[int]]:
     """The calls to leave out, and those among which nothing decides."""
     quarantined: set[int] = set()
     unresolved: list[int] = []
     for group in forest.groups.values():
         calls = list(group.values())
-        kept = [call.order for call in calls if call.children]
-        if len(calls) > 1 and not kept:
-            kept = [calls[0].order]
-            unresolved += [call.order for call in calls]
-        if len(calls) > 1:
-            quarantined.update(call.order for call in calls if call.order not in kept)
+        if len(calls) == 1:
+            continue
+        kept = [call for call in calls if call.children]
+        if not kept:
+            # Of an answer that was cut off nobody made use.
+            answers = [call for call in calls if not is_cut_off(call.entry)] or calls
+            kept = answers[:1]
+            unresolved += [call.order for call in answers] if len(answers) > 1 else []
+        quarantined.update({call.order for call in calls} - {call.order for call in kept})
     return quarantined, sorted(unresolved)
+
+
+def cut_off_calls(links: Sequence[ChainLink]) -> list[str]:
+    """The calls of a chain that the engine cut off, unless the next one takes the generation up at its last token."""
+    return [
+        link.entry.model_call_id
+        for position, link in enumerate(links)
+        if is_cut_off(link.entry) and (position + 1 == len(links) or links[position + 1].interstitial)
+    ]
+
+
+def _paths(forest: CallForest, quarantined: set[int]) -> list[list[LinkedCall]]:
+    leaves = [call for call in forest.calls if not call.children and call.order not in quarantined]
+    return [leaf.path() for leaf in sorted(leaves, key=earliest_root)]
 
 
 def _tree(forest: CallForest, quarantined: set[int]) -> tuple[dict[str, str | None], dict[str, str]]:
@@ -138,9 +186,11 @@ def _tree(forest: CallForest, quarantined: set[int]) -> tuple[dict[str, str | No
     return parents, twins
 
 
-def _earliest_root(path: list[LinkedCall]) -> tuple[float, str]:
-    return path[0].entry.created_at, path[0].call_id
+def earliest_root(leaf: LinkedCall) -> tuple[float, str]:
+    """By what sequences are ordered: the time and the id of their first call."""
+    return leaf.root_created_at, leaf.root_call_id
 
 
-def _aborted(entries: Iterable[TokenEntry]) -> list[str]:
-    return [entry.model_call_id for entry in entries if entry.finish_reason not in (None, *FINISHED)]
+def is_cut_off(entry: TokenEntry) -> bool:
+    """Whether the engine ended the generation before the policy, or a limit of the caller, did."""
+    return entry.finish_reason not in (None, *FINISHED)

@@ -8,9 +8,10 @@ nearest calls is a radix tree built and asked; it also tells how far the prompt 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterable
 from typing import Final
 
-from token_id_capture.builder.chains import ChainLink, Divergence
+from token_id_capture.builder.chains import ChainLink
 from token_id_capture.builder.prefix_tree import PrefixTree, PrefixTreeNode
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
@@ -19,7 +20,7 @@ NEAREST_TRIES: Final = 8
 
 
 class LinkedCall:
-    """A call and its place among the others. ``order`` counts from 0, and ``children`` are orders.
+    """A call and its place among the others. ``order`` and ``depth`` count from 0, and ``children`` are orders.
 
     Calls lead up to their parents only, so what was captured is freed with its last user.
     """
@@ -28,6 +29,7 @@ class LinkedCall:
         "anchor",
         "call_id",
         "children",
+        "depth",
         "end",
         "entry",
         "generation",
@@ -36,6 +38,9 @@ class LinkedCall:
         "order",
         "parent",
         "prompt",
+        "root_call_id",
+        "root_created_at",
+        "root_prompt_length",
     )
 
     def __init__(self, entry: TokenEntry, order: int, parent: LinkedCall | None, interstitial: TokenIds) -> None:
@@ -46,6 +51,11 @@ class LinkedCall:
         self.length = len(self.prompt) + len(self.generation)
         self.order = order
         self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        # Of the first call of its conversation, to which nothing may lead back: that were a circle.
+        self.root_prompt_length: int = len(self.prompt) if parent is None else parent.root_prompt_length
+        self.root_call_id: str = self.call_id if parent is None else parent.root_call_id
+        self.root_created_at: float = entry.created_at if parent is None else parent.root_created_at
         self.children: list[int] = []
         self.link = ChainLink(entry, interstitial if parent is not None else TokenIds())
         # Where the tree holds the end of this call, and a node above it from which to insert it.
@@ -85,7 +95,6 @@ class CallForest:
         self.roots: list[int] = []
         self.groups: dict[tuple[int | None, TokenIds], dict[TokenIds, LinkedCall]] = {}
         self.copies: dict[str, LinkedCall] = {}
-        self.divergences: list[Divergence] = []
         self._tries = tries
         self._by_length: list[tuple[int, int]] = []
         self._tree = PrefixTree()
@@ -106,12 +115,16 @@ class CallForest:
         siblings = self.roots if parent is None else parent.children
         if retried is not None:
             call.anchor = retried.anchor
-        elif siblings:
-            call.anchor, below, agreed = place or self._locate(prompt, self.calls[siblings[-1]])
-            self.divergences.append(self._divergence(call, below, agreed))
+        elif place is not None:
+            call.anchor = place[0]
         siblings.append(call.order)
         self.calls.append(call)
         insort(self._by_length, (call.length, call.order))
+
+    def group_of(self, call: LinkedCall) -> Iterable[LinkedCall]:
+        """The call and all other answers to its prompt."""
+        key = None if call.parent is None else call.parent.order, call.prompt if call.parent is None else call.link.interstitial
+        return self.groups[key].values()
 
     def _find_parent(
         self, prompt: TokenIds
@@ -142,23 +155,3 @@ class CallForest:
         self._in_tree = len(self.calls)
         assert near.end is not None, "every call is in the tree now"
         return self._tree.locate(prompt, near.end.at_most(near.common_prefix_length(prompt)))
-
-    def _divergence(self, call: LinkedCall, below: PrefixTreeNode, agreed: int) -> Divergence:
-        # Where the agreement stops at the end of the parent itself, siblings branch off there; the
-        # first branch holds the earliest one, for calls are inserted in order.
-        node = next(iter(below.branches.values())) if below.call is not None and below.depth == agreed else below
-        closest = self.calls[node.first]
-        return Divergence(
-            model_call_id=call.call_id,
-            turn=call.order + 1,
-            prompt_length=len(call.prompt),
-            parent_call_id=None if call.parent is None else call.parent.call_id,
-            closest_call_id=closest.call_id,
-            closest_turn=closest.order + 1,
-            closest_prompt_length=len(closest.prompt),
-            closest_length=closest.length,
-            position=agreed,
-            in_generation=agreed >= len(closest.prompt),
-            expected_token_id=closest.token_at(agreed),
-            found_token_id=call.prompt[agreed] if agreed < len(call.prompt) else None,
-        )

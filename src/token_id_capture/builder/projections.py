@@ -7,7 +7,7 @@ format's nature. The flat ``Trajectory`` holds each token once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,10 @@ class Trajectory:
     log_probs: LogProbs
 
 
-def project_chain_trajectory(chain: Chain) -> Trajectory:
+def project_chain_trajectory(chain: Chain, trained: Sequence[bool] | None = None) -> Trajectory:
     """The chain as one flat sequence; time and size are linear in its tokens.
+
+    ``trained`` has an item a call: whether its tokens have loss; without it all have.
 
     Raises:
         InvalidEntryError: the chain is not contiguous.
@@ -41,7 +43,9 @@ def project_chain_trajectory(chain: Chain) -> Trajectory:
         token_ids = TokenIds.joined(last.prompt_token_ids, last.generation_token_ids)
     loss_mask = [0] * len(token_ids)
     log_probs = bytearray(len(token_ids) * LogProbs.itemsize)
-    for link in chain.links:
+    for position, link in enumerate(chain.links):
+        if trained is not None and not trained[position]:
+            continue
         start = len(link.entry.prompt_token_ids)
         sampled = slice(start, start + len(link.entry.generation_token_ids))
         loss_mask[sampled] = [1] * (sampled.stop - start)
@@ -60,13 +64,14 @@ def project_main_chain_trajectory(output: BuildOutput) -> Trajectory:
     return project_chain_trajectory(output.main_chain())
 
 
-def project_chain_to_output_items(chain: Chain) -> list[dict[str, Any]]:
+def project_chain_to_output_items(chain: Chain, trained: Sequence[bool] | None = None) -> list[dict[str, Any]]:
     """The chain as items of a response's ``output``, in NeMo Gym's form.
 
     One item a call carries ``prompt_token_ids`` (the whole contiguous prompt),
     ``generation_token_ids``, ``generation_log_probs`` and, if captured, ``routed_experts``: the item
     at ``token_item_index``, else the last one, else an empty assistant message. The size grows with
-    the square of the number of turns; ``project_chain_trajectory`` does not.
+    the square of the number of turns; ``project_chain_trajectory`` does not. ``trained`` has an item a call:
+    those of which it is false carry no arrays, so that nobody trains on them.
 
     Raises:
         InvalidEntryError: the chain is not contiguous.
@@ -78,19 +83,21 @@ def project_chain_to_output_items(chain: Chain) -> list[dict[str, Any]]:
     # All prompts are slices of one list, so each token is one object however often it is listed.
     tokens = TokenIds.joined(last.prompt_token_ids, last.generation_token_ids).tolist()
     items: list[dict[str, Any]] = []
-    for link in chain.links:
+    for position, link in enumerate(chain.links):
         entry = link.entry
         start = len(entry.prompt_token_ids)
         content = [strip_token_fields(item) for item in entry.output_items]
         if not content:
             content = [{"type": "message", "role": "assistant", "content": []}]
+        items += content
+        if trained is not None and not trained[position]:
+            continue
         carrier = content[-1 if entry.token_item_index is None else entry.token_item_index]
         carrier["prompt_token_ids"] = tokens[:start]
         carrier["generation_token_ids"] = tokens[start : start + len(entry.generation_token_ids)]
         carrier["generation_log_probs"] = entry.generation_log_probs.tolist()
         if entry.routed_experts is not None:
             carrier["routed_experts"] = entry.routed_experts
-        items += content
     return items
 
 
@@ -103,8 +110,18 @@ def project_main_chain_response(rollout_id: str, output: BuildOutput, *, model: 
     Raises:
         InvalidEntryError: there is no main chain, or it is not contiguous.
     """
-    chain = output.main_chain()
-    items = project_chain_to_output_items(chain)
+    return project_chain_response(rollout_id, output.main_chain(), model=model)
+
+
+def project_chain_response(
+    rollout_id: str, chain: Chain, trained: Sequence[bool] | None = None, *, model: str = ""
+) -> dict[str, Any]:
+    """Any chain in the form of ``project_main_chain_response``; ``trained`` as in ``project_chain_to_output_items``.
+
+    Raises:
+        InvalidEntryError: the chain is not contiguous.
+    """
+    items = project_chain_to_output_items(chain, trained)
     last = chain.links[-1].entry
     total = len(last.prompt_token_ids) + len(last.generation_token_ids)
     sampled = sum(len(link.entry.generation_token_ids) for link in chain.links)

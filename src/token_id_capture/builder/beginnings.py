@@ -1,0 +1,131 @@
+"""Which prompts start anew, and which earlier call each of them shares most with. Pure.
+
+Parents come from the tokens alone. What a prompt departs from is for people, who know the calls in the
+order of time: of two that differ, the later one departs. Every beginning is named once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from token_id_capture.builder.call_forest import CallForest, LinkedCall
+from token_id_capture.builder.causes import Cause, agent_of, calls_beside, cause_of, difference, is_main_agent
+from token_id_capture.builder.chains import Divergence
+from token_id_capture.builder.prefix_tree import PrefixTree, PrefixTreeNode
+from token_id_capture.lifecycle import Purpose
+from token_id_capture.tokens import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A call that starts anew, the earlier call that it shares most with, and why.
+
+    ``cause`` is None for the first turn of the main agent, if others spoke before.
+    """
+
+    call: LinkedCall
+    earlier: LinkedCall
+    divergence: Divergence
+    cause: Cause | None
+
+
+class _Told:
+    """The calls of one agent that were made before, as a tree of their tokens."""
+
+    def __init__(self) -> None:
+        self.calls: list[LinkedCall] = []
+        self.longest = 0
+        self.compacted = False
+        self._tree = PrefixTree()
+        self._end: dict[int, PrefixTreeNode] = {}
+
+    def add(self, call: LinkedCall) -> None:
+        start = self._end.get(call.parent.order, self._tree.root) if call.parent is not None else self._tree.root
+        tail = TokenIds.joined(call.prompt, call.generation)[start.depth :]
+        self._end[call.order] = self._tree.insert(len(self.calls), tail, start)
+        self.calls.append(call)
+        self.longest = max(self.longest, call.length)
+        self.compacted = call.entry.purpose is Purpose.COMPACTION
+
+    def closest(self, call: LinkedCall) -> tuple[LinkedCall, int] | None:
+        """The earliest of the calls that share most with this one, and the first position that differs."""
+        if not self.calls:
+            return None
+        near = self.calls[-1]
+        start = self._end[near.order].at_most(near.common_prefix_length(call.prompt))
+        _, node, agreed = self._tree.locate(call.prompt, start)
+        if node.depth == agreed and node.call is not None:
+            # The agreement stops where a call ends: what branches off there differs.
+            if not node.branches:
+                return None
+            node = next(iter(node.branches.values()))
+        return self.calls[node.first], agreed
+
+
+def beginnings(forest: CallForest) -> list[Beginning]:
+    """Every prompt but the first that continues no call, or one that an earlier call continues too.
+
+    In the order of time. A call and its retries have one prompt, of which the earliest is named.
+    """
+    if len(forest.groups) == len({parent for parent, _ in forest.groups}):
+        return []
+    everyone, told_by = _Told(), dict[tuple[str | None, bool], _Told]()
+    beside = calls_beside(forest)
+    several = len({agent_of(call.entry) for call in forest.calls}) > 1 or bool(beside)
+    found = []
+    for call, begins in _in_time(forest):
+        speaker = agent_of(call.entry), call.order in beside
+        told = told_by.setdefault(speaker, _Told()) if several else everyone
+        place = (told.closest(call) or everyone.closest(call)) if begins else None
+        if place is not None:
+            earlier, agreed = place
+            found.append(
+                Beginning(call, earlier, _divergence(call, earlier, agreed), _cause(call, earlier, agreed, told, beside))
+            )
+        for one in {everyone, told}:
+            one.add(call)
+    return found
+
+
+def _cause(
+    call: LinkedCall, earlier: LinkedCall, agreed: int, told: _Told, beside: frozenset[int]
+) -> Cause | None:
+    if call.order in beside:
+        return Cause.AUXILIARY
+    if not told.calls:
+        return None if is_main_agent(agent_of(call.entry)) else Cause.SUB_AGENT
+    return cause_of(call, earlier, difference(call, earlier, agreed, told.longest), compacted=told.compacted)
+
+
+def _in_time(forest: CallForest) -> Iterator[tuple[LinkedCall, bool]]:
+    """The calls in the order of time, and whether each begins something beside an earlier one.
+
+    A call is never older than the one that it continues, whatever the clocks say.
+    """
+    group_of = {call.order: number for number, group in enumerate(forest.groups.values()) for call in group.values()}
+    time: list[float] = []
+    for call in forest.calls:
+        time.append(max(call.entry.created_at, time[call.parent.order] if call.parent is not None else 0.0))
+    seen: dict[int | None, set[int]] = {}
+    for call in sorted(forest.calls, key=lambda call: (time[call.order], call.depth, call.call_id)):
+        siblings = seen.setdefault(None if call.parent is None else call.parent.order, set())
+        yield call, bool(siblings) and group_of[call.order] not in siblings
+        siblings.add(group_of[call.order])
+
+
+def _divergence(call: LinkedCall, earlier: LinkedCall, position: int) -> Divergence:
+    return Divergence(
+        model_call_id=call.call_id,
+        turn=call.order + 1,
+        prompt_length=len(call.prompt),
+        parent_call_id=None if call.parent is None else call.parent.call_id,
+        closest_call_id=earlier.call_id,
+        closest_turn=earlier.order + 1,
+        closest_prompt_length=len(earlier.prompt),
+        closest_length=earlier.length,
+        position=position,
+        in_generation=position >= len(earlier.prompt),
+        expected_token_id=earlier.token_at(position),
+        found_token_id=call.prompt[position] if position < len(call.prompt) else None,
+    )

@@ -1,0 +1,157 @@
+"""Every sequence of a rollout that can be trained on, each sampled token in exactly one of them. Pure.
+
+One sequence leads from a root to each call that nothing continues. Calls that several sequences hold
+count in the first of them, and are context in the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from token_id_capture.builder.build import Joined, earliest_root
+from token_id_capture.builder.call_forest import LinkedCall
+from token_id_capture.builder.causes import Cause, agent_of, calls_beside
+from token_id_capture.builder.chains import MAIN_CHAIN, Chain
+from token_id_capture.builder.projections import Trajectory, project_chain_trajectory
+from token_id_capture.records import TokenEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a sequence left another one: its index, and the first token, from 0, at which they differ."""
+
+    sequence: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One sequence of a rollout: the calls of ``chain``, each of which continues the one before.
+
+    ``agent`` and ``purpose`` are those of its last call, as far as the harness tells; ``beside`` says that
+    this is no turn of a conversation. ``cause`` is why it starts anew, None for what everything began with;
+    ``origin`` the sequence that it departs from. ``segment`` counts, from 0, how often its agent's
+    conversation was compacted before. ``trained`` has an item a call: whether its tokens have their loss
+    here. ``reasons`` say why it must not be trained on; none does if it may.
+    """
+
+    chain: Chain
+    agent: str | None = None
+    purpose: str | None = None
+    beside: bool = False
+    cause: Cause | None = None
+    origin: Origin | None = None
+    segment: int = 0
+    trained: tuple[bool, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> list[TokenEntry]:
+        """Its calls, in order."""
+        return [link.entry for link in self.chain.links]
+
+    @property
+    def trained_calls(self) -> list[TokenEntry]:
+        """Those whose tokens have their loss here."""
+        return [link.entry for link, trained in zip(self.chain.links, self.trained, strict=True) if trained]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole sequence."""
+        last = self.chain.links[-1].entry
+        return len(last.prompt_token_ids) + len(last.generation_token_ids)
+
+    def trajectory(self) -> Trajectory:
+        """The sequence, flat.
+
+        Raises:
+            InvalidEntryError: it is not contiguous.
+        """
+        return project_chain_trajectory(self.chain, self.trained)
+
+
+def sequences_of(joined: Joined, main: LinkedCall | None) -> list[Sequence]:
+    """All sequences: that of the main agent first, if it is known, then in builder order, retries last.
+
+    ``main`` is the last call of the main sequence. What continues it is in no sequence.
+    """
+    beside = calls_beside(joined.forest)
+    segments = _segments(joined)
+    starts = _Starts(joined)
+    found: list[Sequence] = []
+    for index, path in enumerate(_paths(joined, main)):
+        cause, origin, new = starts.place(index, path)
+        leaf = path[-1]
+        found.append(
+            Sequence(
+                chain=Chain(MAIN_CHAIN if leaf is main else f"sequence-{index}", [one.link for one in path], path[0].prompt),
+                agent=leaf.entry.agent,
+                purpose=leaf.entry.purpose,
+                beside=leaf.order in beside,
+                cause=cause,
+                origin=origin,
+                segment=segments.get(path[0].order, 0),
+                trained=tuple(at >= new for at in range(len(path))),
+            )
+        )
+    return found
+
+
+def _paths(joined: Joined, main: LinkedCall | None) -> list[list[LinkedCall]]:
+    forest = joined.forest
+    after = set() if main is None else _below(joined, main)
+    leaves = [call for call in forest.calls if not call.children and call.order not in after and call is not main]
+    leaves.sort(key=lambda leaf: (leaf.order in joined.quarantined, *earliest_root(leaf)))
+    return [call.path() for call in ([] if main is None else [main]) + leaves]
+
+
+def _below(joined: Joined, call: LinkedCall) -> set[int]:
+    """The calls that continue this one, directly or not."""
+    below: set[int] = set()
+    waiting = list(call.children)
+    while waiting:
+        order = waiting.pop()
+        below.add(order)
+        waiting += joined.forest.calls[order].children
+    return below
+
+
+def _segments(joined: Joined) -> dict[int, int]:
+    """Of each root that begins anew, how often its agent's conversation was compacted before."""
+    compacted: dict[str | None, int] = {}
+    found: dict[int, int] = {}
+    for one in joined.beginnings:
+        agent = agent_of(one.call.entry)
+        if one.cause is Cause.COMPACTION:
+            compacted[agent] = compacted.get(agent, 0) + 1
+        for call in joined.group_of(one.call):
+            found[call.order] = compacted.get(agent, 0)
+    return found
+
+
+class _Starts:
+    """Where each sequence leaves those before it. Sequences are placed in their order."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+        self._begun = {call.order: one for one in joined.beginnings for call in joined.group_of(one.call)}
+        self._place: dict[int, int] = {}
+
+    def place(self, index: int, path: list[LinkedCall]) -> tuple[Cause | None, Origin | None, int]:
+        """Why the sequence starts anew, where it left another one, and its first call that no other holds."""
+        new = next(at for at, call in enumerate(path) if call.order not in self._place)
+        cause, origin = self._start(path[new]) if index else (None, None)
+        self._place.update((call.order, index) for call in path[new:])
+        return cause, origin, new
+
+    def _start(self, first: LinkedCall) -> tuple[Cause | None, Origin | None]:
+        for other in self._joined.group_of(first):
+            if other.order in self._place:
+                return Cause.RETRY, Origin(self._place[other.order], len(first.prompt))
+        one = self._begun.get(first.order)
+        cause = one.cause if one is not None else Cause.BRANCH if first.parent is not None else None
+        if one is not None and one.earlier.order in self._place and cause not in (Cause.SUB_AGENT, Cause.AUXILIARY):
+            return cause, Origin(self._place[one.earlier.order], one.divergence.position)
+        if first.parent is not None:
+            return cause, Origin(self._place[first.parent.order], first.parent.length)
+        return cause, None
