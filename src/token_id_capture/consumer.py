@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from token_id_capture import reasons
+from token_id_capture.builder.attribution import ScoredAnswer
 from token_id_capture.errors import UnknownRolloutError
 from token_id_capture.integrations.nemo_gym import (
     BuildDict,
@@ -23,7 +25,7 @@ from token_id_capture.integrations.nemo_gym import (
     snapshot_of_build,
 )
 from token_id_capture.lifecycle import Outcome
-from token_id_capture.protocols import OutcomeRecorder, TokenSource
+from token_id_capture.protocols import OutcomeRecorder, TokenCaptureSnapshot, TokenSource
 from token_id_capture.rebuild import DEFAULT_BUILDER, Build, SnapshotRef, build_snapshot
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
@@ -33,12 +35,15 @@ _Result = TypeVar("_Result")
 
 
 async def build_from_source(
-    rollout_id: str, source: TokenSource, project: Callable[[Build], _Result], *, builder: str = DEFAULT_BUILDER
+    rollout_id: str,
+    source: TokenSource,
+    project: Callable[[Build], _Result],
+    build_with: Callable[[TokenCaptureSnapshot], Build] = build_snapshot,
 ) -> tuple[Build, _Result]:
     """Freeze the rollout and build it; returns the build and what ``project`` makes of it. Never raises.
 
-    Both are computed in a thread, so that the event loop stays free. A source that is an
-    ``OutcomeRecorder`` is told masked and failed outcomes at once.
+    ``build_with`` is ``build_snapshot`` with other options. Both are computed in a thread, so that the event
+    loop stays free. A source that is an ``OutcomeRecorder`` is told masked and failed outcomes at once.
     """
     try:
         validate_rollout_id(rollout_id)
@@ -53,7 +58,7 @@ async def build_from_source(
         return build, project(build)
 
     def compute() -> tuple[Build, _Result]:
-        build = build_snapshot(snapshot, builder=builder)
+        build = build_with(snapshot)
         return build, project(build)
 
     build, projected = await asyncio.to_thread(compute)
@@ -71,12 +76,14 @@ async def trajectories_from_source(
     builder: str = DEFAULT_BUILDER,
     model: str = "",
     projection: Projection = "response",
+    scored: ScoredAnswer | None = None,
 ) -> BuildDict:
     """Freeze the rollout, build and project it. Never raises; the event loop stays free meanwhile.
 
     ``projection`` chooses what an unmasked build carries: ``rebuilt_response``, a Responses-shaped
     dict whose size grows with the square of the turns, ``trajectory``, a flat ``Trajectory``, or
     both. ``model`` names the response's model; without it the recorded name stands.
+    ``scored`` is what the finished record says of the answer that was scored: it ends the sequence.
 
     Returns a dict with
 
@@ -93,7 +100,10 @@ async def trajectories_from_source(
     A source that is an ``OutcomeRecorder`` is told masked and failed outcomes at once.
     """
     _, built = await build_from_source(
-        rollout_id, source, lambda build: build_dict(build, projection, model), builder=builder
+        rollout_id,
+        source,
+        lambda build: build_dict(build, projection, model),
+        partial(build_snapshot, builder=builder, scored=scored),
     )
     return built
 

@@ -28,6 +28,7 @@ from token_id_capture.integrations.nemo_gym import (
     build_dict,
     model_of,
     rollout_carries_token_ids,
+    scored_answer,
     snapshot_of_build,
 )
 from token_id_capture.lifecycle import Outcome
@@ -90,7 +91,9 @@ async def finalize_rollout_token_capture(
         return None if carries else _apply(result, build_dict(Build.failed("", reasons.NO_CAPTURE_KEY)))
     if carries:
         return await _redundant(found, source)
-    built = await trajectories_from_source(found, source, model=model_of(result), projection=projection)
+    built = await trajectories_from_source(
+        found, source, model=model_of(result), projection=projection, scored=scored_answer(result)
+    )
     return _apply(result, built)
 
 

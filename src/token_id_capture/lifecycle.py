@@ -38,6 +38,15 @@ class Outcome(StrEnum):
         return self in (Outcome.MASKED, Outcome.FAILED)
 
 
+class Sequences(StrEnum):
+    """Which sequences of a rollout are delivered."""
+
+    MAIN = "main"
+    """The one of the main agent: a row a rollout."""
+    ALL = "all"
+    """Every one, sub-agents and earlier segments included, each sampled token in exactly one row."""
+
+
 class IntentOutcome(StrEnum):
     """How a call ended of which no entry is stored; the words of ``call_intents.outcome``."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
-from token_id_capture.lifecycle import CallOrigin
+from token_id_capture.lifecycle import CallOrigin, Flag
 from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
@@ -28,6 +28,8 @@ class TokenCaptureSnapshot:
     ``entries`` are in the order in which they were stored. ``incomplete`` is true if any call was
     flagged or was begun and never ended. ``snapshot_id`` and ``version`` name exactly this state;
     an empty ``snapshot_id`` is the snapshot of a rollout that nobody has seen, and retires nothing.
+    ``flags`` say whose calls are missing, calls that never ended among them; an incomplete snapshot
+    without them may lack a call of any agent.
     """
 
     rollout_id: str
@@ -35,6 +37,7 @@ class TokenCaptureSnapshot:
     incomplete: bool
     snapshot_id: str
     version: int
+    flags: tuple[Flag, ...] = ()
 
 
 @runtime_checkable

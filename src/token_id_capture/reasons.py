@@ -33,7 +33,11 @@ INVALID_ROLLOUT_ID: Final = "invalid_rollout_id"
 MULTIPLE_CHAINS: Final = "multiple_chains"
 MULTIPLE_ROOTS: Final = "multiple_roots"
 NO_CAPTURE_KEY: Final = "no_capture_key"
+NOT_CAPTURED: Final = "not_captured"
 NOTHING_RECORDED: Final = "nothing_recorded"
+OTHER_MODELS: Final = "other_models"
+SEVERAL_MODELS: Final = "several_models"
+UNKNOWN_SCORED_ANSWER: Final = "unknown_scored_answer"
 UNRESOLVED_RETRY: Final = "unresolved_retry"
 
 ENDS_WITH_ANSWER: Final = "ends_with_answer"
@@ -83,7 +87,11 @@ BUILD_REASONS: Final[dict[str, str]] = {
     MULTIPLE_ROOTS: "A prompt continues no earlier call: the history was edited, compacted or re-tokenised, "
     "or a separate agent spoke.",
     NO_CAPTURE_KEY: "The record has neither a rollout id nor task and rollout indices.",
+    NOT_CAPTURED: "The response that was scored generated no tokens, so its reward belongs to nothing captured.",
     NOTHING_RECORDED: "No call of this rollout was recorded.",
+    OTHER_MODELS: "Only other models than --models names sampled the sequence.",
+    SEVERAL_MODELS: "Several models sampled the sequences, and nothing says which one is trained.",
+    UNKNOWN_SCORED_ANSWER: "The record declares which response was scored, and no single call has it.",
     UNRESOLVED_RETRY: "The last call was answered more than once and nothing says which answer was used.",
 }
 

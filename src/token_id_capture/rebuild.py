@@ -1,34 +1,42 @@
-"""Build a frozen rollout: a training sequence, or the reasons why there is none. Pure.
+"""Build a frozen rollout: its training sequences, and the reasons why there are none. Pure.
 
-A build is deliverable only if the snapshot is complete and its calls form one sequence from one
-root, contiguous, with no doubt about which response was used.
+A sequence may be trained on only if it is contiguous, all calls of its agent were captured, one policy
+sampled it, and nobody can doubt that its reward belongs to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Self
 
 from token_id_capture import reasons
-from token_id_capture.builder import (
-    BuildNotes,
-    BuildOutput,
-    Chain,
-    Trajectory,
-    project_chain_trajectory,
-    project_main_chain_response,
-    run_builder,
+from token_id_capture.builder import BuildNotes, BuildOutput, Chain, Trajectory, run_builder
+from token_id_capture.builder.attribution import Attribution, ScoredAnswer, attribute
+from token_id_capture.builder.build import Joined, join
+from token_id_capture.builder.causes import Cause
+from token_id_capture.builder.masks import (
+    IncompleteCapture,
+    MainSequence,
+    causes_of,
+    counted_once,
+    main_sequence,
+    masked,
+    named,
+    of_models,
+    scored_answer_reasons,
 )
+from token_id_capture.builder.projections import project_chain_response
+from token_id_capture.builder.rows import TrainingRow, empty_row, training_row
+from token_id_capture.builder.sequences import Sequence, main_sequence_of, sequences_of
 from token_id_capture.errors import InvalidEntryError
-from token_id_capture.lifecycle import Outcome
+from token_id_capture.lifecycle import Outcome, Sequences
 from token_id_capture.protocols import TokenCaptureSnapshot
 
 DEFAULT_BUILDER: Final = "prefix_merging"
 
 _LISTED_DIVERGENCES: Final = 16
-_NAMED_CALLS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +52,12 @@ class SnapshotRef:
 class Build:
     """What was made of one snapshot.
 
-    ``outcome`` is deliverable, masked or failed; ``reasons`` has all that apply, the cause before its
-    consequences, each a code of ``token_id_capture.reasons`` with its particulars after ``": "``, and is
-    empty if the build is deliverable. ``snapshot`` is None if the rollout could not be frozen, or if it
-    is one that nobody has seen. ``output`` has all chains and where each call stands. It is None if the
+    ``outcome`` is deliverable, masked or failed: of the main sequence, or with ``wanted`` all of whether one of
+    them may be trained on. ``reasons`` has all that apply, the cause before its consequences, each a code of
+    ``token_id_capture.reasons`` with its particulars after ``": "``, and is empty if the build is
+    deliverable. ``rows`` are the sequences to deliver, masked ones among them with their own reasons; none
+    if it is masked as a whole. ``snapshot`` is None if the rollout could not be frozen; its id is empty if
+    nobody has seen the rollout. ``output`` has all chains and where each call stands. It is None if the
     calls could not be joined, and ``error`` says why; or if nothing of the snapshot is needed.
     """
 
@@ -60,6 +70,10 @@ class Build:
     builder: str = DEFAULT_BUILDER
     calls: int = 0
     incomplete: bool = False
+    wanted: Sequences = Sequences.MAIN
+    rows: tuple[Sequence, ...] = ()
+    causes: Mapping[Cause, int] = field(default_factory=dict)
+    every: Callable[[], tuple[Sequence, ...]] = field(default=tuple, repr=False, compare=False)
 
     @classmethod
     def failed(cls, rollout_id: str, reason: str, error: Exception | None = None) -> Self:
@@ -98,33 +112,62 @@ class Build:
         """What the builder kept, dropped and could not decide; all zero if it failed."""
         return self.output.notes if self.output is not None else BuildNotes(self.builder)
 
+    @cached_property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Every sequence of the rollout, the main one first if it is known; computed when it is asked for.
+
+        Each sampled token has its loss in the first sequence that holds it and may be trained on. What came
+        after the scored answer is in none.
+        """
+        return self.every()
+
+    @property
+    def main(self) -> Sequence:
+        """The first sequence to train on: the main agent's, if that is known.
+
+        Raises:
+            InvalidEntryError: the build is not deliverable.
+        """
+        row = next((row for row in self.rows if not row.reasons), None)
+        if row is None:
+            raise InvalidEntryError(f"rollout {self.rollout_id!r} has no sequence to train on: {self.explanation}")
+        return row
+
     @property
     def main_chain(self) -> Chain:
-        """The chain to train on.
+        """The calls of ``main``.
 
         Raises:
             InvalidEntryError: the build is not deliverable.
         """
-        if not self.deliverable or self.output is None:
-            raise InvalidEntryError(f"rollout {self.rollout_id!r} has no sequence to train on: {self.explanation}")
-        return self.output.main_chain()
+        return self.main.chain
 
     def trajectory(self) -> Trajectory:
-        """The sequence to train on, flat.
+        """``main``, flat.
 
         Raises:
             InvalidEntryError: the build is not deliverable.
         """
-        return project_chain_trajectory(self.main_chain)
+        return self.main.trajectory()
 
     def response(self, model: str = "") -> dict[str, Any]:
-        """The sequence to train on, of the Responses shape; its size grows with the square of the turns.
+        """``main``, of the Responses shape; its size grows with the square of the turns.
 
         Raises:
             InvalidEntryError: the build is not deliverable.
         """
-        chain = self.main_chain
-        return project_main_chain_response(self.rollout_id, BuildOutput([chain]), model=model)
+        return self.response_of(self.main, model)
+
+    def training_rows(self) -> Iterator[TrainingRow]:
+        """A row for each of ``rows``, masked ones included; one masked row if the rollout is masked as a whole."""
+        for index, row in enumerate(self.rows):
+            yield training_row(self.rollout_id, row, index, len(self.rows))
+        if not self.rows:
+            yield empty_row(self.rollout_id, self.reason)
+
+    def response_of(self, row: Sequence, model: str = "") -> dict[str, Any]:
+        """Any sequence, of the Responses shape. Calls without loss carry no token arrays."""
+        return project_chain_response(self.rollout_id, row.chain, row.trained, model=model)
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -140,11 +183,24 @@ class Build:
             "copied_calls": len(notes.copied_calls),
             "empty_generation_calls": len(notes.empty_generation_calls),
             "divergent_prompts": len(notes.divergences),
-            "delivered_fraction": notes.delivered_fraction,
-            "generated_tokens_captured": notes.generated_tokens_captured,
-            "generated_tokens_delivered": notes.generated_tokens_delivered,
+            **self.token_counts(),
+            "sequences": len(self.rows),
+            "masked_sequences": sum(bool(row.reasons) for row in self.rows),
+            "causes": {cause.value: count for cause, count in sorted(self.causes.items())},
             "capture_incomplete": self.incomplete,
             **({} if self.deliverable else {"error": self.explanation}),
+        }
+
+    def token_counts(self) -> dict[str, Any]:
+        """How many tokens were sampled, and how many of them have loss in a row that may be trained on."""
+        captured, delivered = self.notes.generated_tokens_captured, self.notes.generated_tokens_delivered
+        if self.rows:
+            trained = (call for row in self.rows if not row.reasons for call in row.trained_calls)
+            delivered = sum(len(call.generation_token_ids) for call in trained)
+        return {
+            "delivered_fraction": round(delivered / captured, 4) if captured else 0.0,
+            "generated_tokens_captured": captured,
+            "generated_tokens_delivered": delivered,
         }
 
     def divergences(self) -> list[dict[str, Any]]:
@@ -156,24 +212,109 @@ class Build:
         return {**self.metrics, "reasons": list(self.reasons), "divergences": self.divergences()}
 
 
-def build_snapshot(snapshot: TokenCaptureSnapshot, *, builder: str = DEFAULT_BUILDER) -> Build:
-    """Join the calls of a snapshot, and decide whether the result may be trained on.
+def build_snapshot(
+    snapshot: TokenCaptureSnapshot,
+    *,
+    sequences: Sequences = Sequences.MAIN,
+    scored: ScoredAnswer | None = None,
+    models: Collection[str] | None = None,
+    builder: str = DEFAULT_BUILDER,
+) -> Build:
+    """Join the calls of a snapshot, and decide what of them may be trained on.
 
     Never raises on what a snapshot holds: whatever cannot be joined is a failed build with its ``error``.
+
+    Args:
+        sequences: which of them ``rows`` of the build has.
+        scored: what the finished record says of the answer that was scored.
+        models: names, or shell patterns of names, of the models to train; the tokens of others get no loss.
+            Without it a sequence of several models is masked.
     """
-    calls, incomplete, output = len(snapshot.entries), snapshot.incomplete, None
     ref = SnapshotRef(snapshot.rollout_id, snapshot.snapshot_id, snapshot.version)
+    blank = Build(
+        snapshot.rollout_id,
+        ref,
+        Outcome.FAILED,
+        builder=builder,
+        calls=len(snapshot.entries),
+        incomplete=snapshot.incomplete,
+        wanted=sequences,
+    )
     try:
-        output = _joined(snapshot, builder)
-        found = _reasons_to_mask(snapshot, output)
-        if not found:
-            output.main_chain().validate()
+        _refuse_foreign(snapshot)
+        if builder != DEFAULT_BUILDER:
+            run_builder(snapshot.entries, builder).main_chain()  # which says that it is for export alone
+        build = _Decision(snapshot, join(snapshot.entries), scored, models).build(blank)
     except Exception as error:
-        found = [f"{reasons.BUILD_FAILED}: {error or type(error).__name__}"]
-        found += [reasons.CAPTURE_INCOMPLETE] if incomplete else []
-        return Build(snapshot.rollout_id, ref, Outcome.FAILED, tuple(found), output, error, builder, calls, incomplete)
-    outcome = Outcome.MASKED if found else Outcome.DELIVERABLE
-    return Build(snapshot.rollout_id, ref, outcome, tuple(found), output, None, builder, calls, incomplete)
+        incomplete = (reasons.CAPTURE_INCOMPLETE,) if snapshot.incomplete else ()
+        return replace(
+            blank, reasons=(f"{reasons.BUILD_FAILED}: {error or type(error).__name__}", *incomplete), error=error
+        )
+    return build
+
+
+class _Decision:
+    """What of the joined calls may be trained on."""
+
+    def __init__(
+        self,
+        snapshot: TokenCaptureSnapshot,
+        joined: Joined,
+        scored: ScoredAnswer | None,
+        models: Collection[str] | None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._joined = joined
+        self._models = models
+        self._incomplete = IncompleteCapture(snapshot, joined)
+        self._attribution = Attribution() if scored is None else attribute(joined, snapshot.entries, scored)
+        self._main = main_sequence(joined, self._attribution) if joined.forest.calls else MainSequence(None)
+
+    def build(self, blank: Build) -> Build:
+        build = replace(blank, output=self._joined.output, causes=causes_of(self._joined), every=self.every)
+        rows = self._rows(build.wanted)
+        for row in rows:
+            row.chain.validate()
+        if any(not row.reasons for row in rows):
+            return replace(build, outcome=Outcome.DELIVERABLE, rows=rows)
+        if build.wanted is Sequences.ALL and rows:
+            found = list(dict.fromkeys(reason for row in rows for reason in row.reasons))
+        else:
+            found = self._reasons(rows)
+        return replace(build, outcome=Outcome.MASKED, reasons=tuple(found), rows=rows)
+
+    def _rows(self, wanted: Sequences) -> tuple[Sequence, ...]:
+        if wanted is Sequences.ALL:
+            return self.every()
+        if self._main.call is None:
+            return ()
+        row = masked(main_sequence_of(self._joined, self._main.call), self._incomplete)
+        return tuple(of_models([row], self._models, row))
+
+    def every(self) -> tuple[Sequence, ...]:
+        found = sequences_of(self._joined, self._main.call)
+        found = [masked(one, self._incomplete, scored_answer_reasons(self._attribution)) for one in found]
+        main = found[0] if found and self._main.call is not None else None
+        return tuple(counted_once(of_models(found, self._models, main)))
+
+    def _reasons(self, rows: tuple[Sequence, ...]) -> list[str]:
+        """Why the main sequence must not be trained on, the cause before its consequences."""
+        if rows:
+            return list(rows[0].reasons)
+        notes = self._joined.output.notes
+        found = [reasons.CAPTURE_INCOMPLETE] if self._snapshot.incomplete else []
+        if not self._snapshot.entries:
+            found.append(reasons.NOTHING_RECORDED)
+        elif not self._joined.forest.calls:
+            found.append(f"{reasons.EMPTY_GENERATIONS}: {named(notes.empty_generation_calls)}")
+        found += self._main.reasons
+        return found + ([f"{reasons.ABORTED_CALL}: {named(notes.aborted_calls)}"] if notes.aborted_calls else [])
+
+
+def _refuse_foreign(snapshot: TokenCaptureSnapshot) -> None:
+    foreign = {entry.rollout_id for entry in snapshot.entries} - {snapshot.rollout_id}
+    if foreign:
+        raise InvalidEntryError(f"the snapshot holds calls of other rollouts: {named(sorted(foreign))}")
 
 
 def unneeded_build(snapshot: TokenCaptureSnapshot) -> Build:
@@ -181,41 +322,3 @@ def unneeded_build(snapshot: TokenCaptureSnapshot) -> Build:
     ref = SnapshotRef(snapshot.rollout_id, snapshot.snapshot_id, snapshot.version)
     calls, incomplete = len(snapshot.entries), snapshot.incomplete
     return Build(snapshot.rollout_id, ref, Outcome.DELIVERABLE, calls=calls, incomplete=incomplete)
-
-
-def _joined(snapshot: TokenCaptureSnapshot, builder: str) -> BuildOutput:
-    foreign = {entry.rollout_id for entry in snapshot.entries} - {snapshot.rollout_id}
-    if foreign:
-        raise InvalidEntryError(f"the snapshot holds calls of other rollouts: {_named(sorted(foreign))}")
-    output = run_builder(snapshot.entries, builder)
-    if output.chains:
-        output.main_chain()  # a builder that makes none is not for delivery, and says so
-    return output
-
-
-def _reasons_to_mask(snapshot: TokenCaptureSnapshot, output: BuildOutput) -> list[str]:
-    """Why this must not be trained on, the cause before its consequences; empty: nothing forbids it."""
-    notes = output.notes
-    found: list[str] = []
-    if snapshot.incomplete:
-        found.append(reasons.CAPTURE_INCOMPLETE)
-    if not snapshot.entries:
-        found.append(reasons.NOTHING_RECORDED)
-    elif not output.chains:
-        found.append(f"{reasons.EMPTY_GENERATIONS}: {_named(notes.empty_generation_calls)}")
-    if notes.unresolved_retries:
-        found.append(f"{reasons.UNRESOLVED_RETRY}: {_named(notes.unresolved_retries)}")
-    if notes.roots > 1:
-        first = next((one for one in notes.divergences if one.parent_call_id is None), None)
-        found.append(f"{reasons.MULTIPLE_ROOTS}: {notes.roots} roots" + (f"; {first}" if first else ""))
-    if notes.chains > max(notes.roots, 1):
-        first = next((one for one in notes.divergences if one.parent_call_id is not None), None)
-        found.append(f"{reasons.MULTIPLE_CHAINS}: {notes.chains} sequences" + (f"; {first}" if first else ""))
-    if notes.aborted_calls:
-        found.append(f"{reasons.ABORTED_CALL}: {_named(notes.aborted_calls)}")
-    return found
-
-
-def _named(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED_CALLS
-    return ", ".join(names[:_NAMED_CALLS]) + (f" and {rest} more" if rest > 0 else "")

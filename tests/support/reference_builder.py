@@ -68,12 +68,16 @@ def reference_build(entries: list[TokenEntry]) -> Reference:
             copies.append(call.call_id)
             continue
         call.parent = longest_prefix(call, calls)
-        siblings = [other for other in calls if other.parent is call.parent]
-        if siblings and all(other.prompt != call.prompt for other in siblings):
-            divergences.append(divergence(call, calls))
         if call.parent is not None:
             call.parent.children.append(call)
         calls.append(call)
+
+    told: list[Call] = []
+    for call in sorted(calls, key=lambda call: (time_of(call), len(path_to(call)), call.call_id)):
+        siblings = [other for other in told if other.parent is call.parent]
+        if siblings and all(other.prompt != call.prompt for other in siblings):
+            divergences.append(divergence(call, told, calls))
+        told.append(call)
 
     dropped: list[Call] = []
     unresolved: list[Call] = []
@@ -125,18 +129,25 @@ def longest_prefix(call: Call, earlier: list[Call]) -> Call | None:
     return best
 
 
-def divergence(call: Call, earlier: list[Call]) -> tuple[str, int, str, int, int, bool]:
-    """The earliest of the calls that share most of the prompt without being continued by it."""
-    best: tuple[int, Call, int] | None = None
-    for turn, other in enumerate(earlier, 1):
+def time_of(call: Call) -> float:
+    """No call is older than the one that it continues."""
+    return max(one.created_at for one in path_to(call))
+
+
+def divergence(call: Call, before: list[Call], calls: list[Call]) -> tuple[str, int, str, int, int, bool]:
+    """The earliest of the calls made before that share most of the prompt without being continued by it."""
+    best: tuple[int, Call] | None = None
+    for other in before:
         agreed = 0
         while agreed < min(len(call.prompt), len(other.sequence)) and call.prompt[agreed] == other.sequence[agreed]:
             agreed += 1
         if agreed < len(other.sequence) and (best is None or agreed > best[0]):
-            best = (agreed, other, turn)
+            best = (agreed, other)
     assert best is not None
-    agreed, closest, closest_turn = best
-    return call.call_id, len(earlier) + 1, closest.call_id, closest_turn, agreed, agreed >= len(closest.prompt)
+    agreed, closest = best
+    turn = {id(one): number for number, one in enumerate(calls, 1)}
+    where = (closest.call_id, turn[id(closest)], agreed, agreed >= len(closest.prompt))
+    return call.call_id, turn[id(call)], *where
 
 
 def path_to(call: Call) -> list[Call]:

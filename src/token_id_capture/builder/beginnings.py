@@ -39,9 +39,15 @@ class _Told:
         self.compacted = False
         self._tree = PrefixTree()
         self._end: dict[int, PrefixTreeNode] = {}
+        # A node on the path of the call that was asked about last, from which it is inserted.
+        self._reached: tuple[LinkedCall, PrefixTreeNode] | None = None
 
     def add(self, call: LinkedCall) -> None:
-        start = self._end.get(call.parent.order, self._tree.root) if call.parent is not None else self._tree.root
+        start = self._tree.root
+        if self._reached is not None and self._reached[0] is call:
+            start = self._reached[1]
+        elif call.parent is not None:
+            start = self._end.get(call.parent.order, start)
         tail = TokenIds.joined(call.prompt, call.generation)[start.depth :]
         self._end[call.order] = self._tree.insert(len(self.calls), tail, start)
         self.calls.append(call)
@@ -54,7 +60,8 @@ class _Told:
             return None
         near = self.calls[-1]
         start = self._end[near.order].at_most(near.common_prefix_length(call.prompt))
-        _, node, agreed = self._tree.locate(call.prompt, start)
+        reached, node, agreed = self._tree.locate(call.prompt, start)
+        self._reached = call, reached
         if node.depth == agreed and node.call is not None:
             # The agreement stops where a call ends: what branches off there differs.
             if not node.branches:
@@ -77,20 +84,22 @@ def beginnings(forest: CallForest) -> list[Beginning]:
     for call, begins in _in_time(forest):
         speaker = agent_of(call.entry), call.order in beside
         told = told_by.setdefault(speaker, _Told()) if several else everyone
-        place = (told.closest(call) or everyone.closest(call)) if begins else None
+        # Both are asked, because a call is inserted from where it was found.
+        places = [one.closest(call) for one in dict.fromkeys((told, everyone))] if begins else []
+        place = next(filter(None, places), None)
         if place is not None:
             earlier, agreed = place
             found.append(
-                Beginning(call, earlier, _divergence(call, earlier, agreed), _cause(call, earlier, agreed, told, beside))
+                Beginning(
+                    call, earlier, _divergence(call, earlier, agreed), _cause(call, earlier, agreed, told, beside)
+                )
             )
-        for one in {everyone, told}:
+        for one in dict.fromkeys((told, everyone)):
             one.add(call)
     return found
 
 
-def _cause(
-    call: LinkedCall, earlier: LinkedCall, agreed: int, told: _Told, beside: frozenset[int]
-) -> Cause | None:
+def _cause(call: LinkedCall, earlier: LinkedCall, agreed: int, told: _Told, beside: frozenset[int]) -> Cause | None:
     if call.order in beside:
         return Cause.AUXILIARY
     if not told.calls:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from token_id_capture.builder.beginnings import Beginning, beginnings
 from token_id_capture.builder.call_forest import CallForest, LinkedCall
+from token_id_capture.builder.causes import Cause, agent_of, calls_beside
 from token_id_capture.builder.chains import MAIN_CHAIN, BuildNotes, BuildOutput, Chain, ChainLink
 from token_id_capture.errors import ConfigurationError, ConflictingEntryError
 from token_id_capture.records import TokenEntry
@@ -41,6 +43,23 @@ class Joined:
     def group_of(self, call: LinkedCall) -> Iterable[LinkedCall]:
         """The call and all other answers to its prompt."""
         return self.forest.group_of(call)
+
+    @cached_property
+    def beside(self) -> frozenset[int]:
+        """The calls, by their order, that are no turns of a conversation."""
+        return calls_beside(self.forest)
+
+    @cached_property
+    def segments(self) -> dict[int, int]:
+        """Of each root that begins anew, how often its agent's conversation was compacted before."""
+        compacted: dict[str | None, int] = {}
+        found: dict[int, int] = {}
+        for one in self.beginnings:
+            agent = agent_of(one.call.entry)
+            if one.cause is Cause.COMPACTION:
+                compacted[agent] = compacted.get(agent, 0) + 1
+            found |= {call.order: compacted.get(agent, 0) for call in self.group_of(one.call)}
+        return found
 
 
 def prefix_merging(entries: Iterable[TokenEntry]) -> BuildOutput:

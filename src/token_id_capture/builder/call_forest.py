@@ -123,7 +123,10 @@ class CallForest:
 
     def group_of(self, call: LinkedCall) -> Iterable[LinkedCall]:
         """The call and all other answers to its prompt."""
-        key = None if call.parent is None else call.parent.order, call.prompt if call.parent is None else call.link.interstitial
+        key = (
+            None if call.parent is None else call.parent.order,
+            call.prompt if call.parent is None else call.link.interstitial,
+        )
         return self.groups[key].values()
 
     def _find_parent(

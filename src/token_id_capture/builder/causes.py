@@ -112,10 +112,14 @@ def calls_beside(forest: CallForest) -> frozenset[int]:
 
 
 def _is_beside(call: LinkedCall, with_tools: set[str | None]) -> bool:
-    entry = call.entry
-    if entry.purpose is not None:
-        return entry.purpose in (Purpose.AUXILIARY, Purpose.PREWARM)
-    return entry.offers_tools is False and not call.children and agent_of(entry) in with_tools
+    return not call.children and is_beside(call.entry.origin, agent_of(call.entry) in with_tools)
+
+
+def is_beside(origin: CallOrigin, agent_has_tools: bool) -> bool:
+    """Whether a call that nothing continues is no turn of its agent's conversation."""
+    if origin.purpose is not None:
+        return origin.purpose in (Purpose.AUXILIARY, Purpose.PREWARM)
+    return origin.offers_tools is False and agent_has_tools
 
 
 def difference(call: LinkedCall, earlier: LinkedCall, position: int, longest_before: int) -> Difference:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from token_id_capture.builder.build import Joined, earliest_root
 from token_id_capture.builder.call_forest import LinkedCall
-from token_id_capture.builder.causes import Cause, agent_of, calls_beside
+from token_id_capture.builder.causes import Cause, agent_of, is_main_agent
 from token_id_capture.builder.chains import MAIN_CHAIN, Chain
 from token_id_capture.builder.projections import Trajectory, project_chain_trajectory
+from token_id_capture.reasons import split_reason
 from token_id_capture.records import TokenEntry
 
 
@@ -46,6 +47,11 @@ class Sequence:
     reasons: tuple[str, ...] = ()
 
     @property
+    def reason(self) -> str:
+        """The code of the first reason; empty if it may be trained on."""
+        return split_reason(self.reasons[0])[0] if self.reasons else ""
+
+    @property
     def calls(self) -> list[TokenEntry]:
         """Its calls, in order."""
         return [link.entry for link in self.chain.links]
@@ -70,31 +76,44 @@ class Sequence:
         return project_chain_trajectory(self.chain, self.trained)
 
 
+def main_sequence_of(joined: Joined, last: LinkedCall) -> Sequence:
+    """The sequence that ends in this call, as ``sequences_of`` has it first."""
+    path = last.path()
+    return _sequence(joined, path, MAIN_CHAIN, None, None)
+
+
 def sequences_of(joined: Joined, main: LinkedCall | None) -> list[Sequence]:
     """All sequences: that of the main agent first, if it is known, then in builder order, retries last.
 
     ``main`` is the last call of the main sequence. What continues it is in no sequence.
     """
-    beside = calls_beside(joined.forest)
-    segments = _segments(joined)
     starts = _Starts(joined)
     found: list[Sequence] = []
     for index, path in enumerate(_paths(joined, main)):
-        cause, origin, new = starts.place(index, path)
-        leaf = path[-1]
-        found.append(
-            Sequence(
-                chain=Chain(MAIN_CHAIN if leaf is main else f"sequence-{index}", [one.link for one in path], path[0].prompt),
-                agent=leaf.entry.agent,
-                purpose=leaf.entry.purpose,
-                beside=leaf.order in beside,
-                cause=cause,
-                origin=origin,
-                segment=segments.get(path[0].order, 0),
-                trained=tuple(at >= new for at in range(len(path))),
-            )
-        )
+        cause, origin = starts.place(index, path)
+        name = MAIN_CHAIN if path[-1] is main else f"sequence-{index}"
+        found.append(_sequence(joined, path, name, cause, origin))
     return found
+
+
+def _sequence(
+    joined: Joined,
+    path: list[LinkedCall],
+    name: str,
+    cause: Cause | None,
+    origin: Origin | None,
+) -> Sequence:
+    leaf = path[-1]
+    return Sequence(
+        chain=Chain(name, [one.link for one in path], path[0].prompt),
+        agent=leaf.entry.agent,
+        purpose=leaf.entry.purpose,
+        beside=leaf.order in joined.beside,
+        cause=cause,
+        origin=origin,
+        segment=joined.segments.get(path[0].order, 0),
+        trained=(True,) * len(path),
+    )
 
 
 def _paths(joined: Joined, main: LinkedCall | None) -> list[list[LinkedCall]]:
@@ -116,19 +135,6 @@ def _below(joined: Joined, call: LinkedCall) -> set[int]:
     return below
 
 
-def _segments(joined: Joined) -> dict[int, int]:
-    """Of each root that begins anew, how often its agent's conversation was compacted before."""
-    compacted: dict[str | None, int] = {}
-    found: dict[int, int] = {}
-    for one in joined.beginnings:
-        agent = agent_of(one.call.entry)
-        if one.cause is Cause.COMPACTION:
-            compacted[agent] = compacted.get(agent, 0) + 1
-        for call in joined.group_of(one.call):
-            found[call.order] = compacted.get(agent, 0)
-    return found
-
-
 class _Starts:
     """Where each sequence leaves those before it. Sequences are placed in their order."""
 
@@ -137,21 +143,30 @@ class _Starts:
         self._begun = {call.order: one for one in joined.beginnings for call in joined.group_of(one.call)}
         self._place: dict[int, int] = {}
 
-    def place(self, index: int, path: list[LinkedCall]) -> tuple[Cause | None, Origin | None, int]:
-        """Why the sequence starts anew, where it left another one, and its first call that no other holds."""
+    def place(self, index: int, path: list[LinkedCall]) -> tuple[Cause | None, Origin | None]:
+        """Why the sequence starts anew, and where it left another one."""
         new = next(at for at, call in enumerate(path) if call.order not in self._place)
         cause, origin = self._start(path[new]) if index else (None, None)
         self._place.update((call.order, index) for call in path[new:])
-        return cause, origin, new
+        return cause, origin
 
     def _start(self, first: LinkedCall) -> tuple[Cause | None, Origin | None]:
         for other in self._joined.group_of(first):
             if other.order in self._place:
                 return Cause.RETRY, Origin(self._place[other.order], len(first.prompt))
         one = self._begun.get(first.order)
-        cause = one.cause if one is not None else Cause.BRANCH if first.parent is not None else None
+        cause = one.cause if one is not None else self._unnamed(first)
         if one is not None and one.earlier.order in self._place and cause not in (Cause.SUB_AGENT, Cause.AUXILIARY):
             return cause, Origin(self._place[one.earlier.order], one.divergence.position)
         if first.parent is not None:
             return cause, Origin(self._place[first.parent.order], first.parent.length)
         return cause, None
+
+    def _unnamed(self, first: LinkedCall) -> Cause | None:
+        """Why a sequence starts anew although it came first in time."""
+        agent = agent_of(first.entry)
+        if first.order in self._joined.beside:
+            return Cause.AUXILIARY
+        if first.parent is None:
+            return None if is_main_agent(agent) else Cause.SUB_AGENT
+        return Cause.BRANCH if agent == agent_of(first.parent.entry) else Cause.SUB_AGENT

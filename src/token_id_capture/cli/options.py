@@ -17,6 +17,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoRetur
 
 import typer
 
+from token_id_capture.lifecycle import Sequences
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -46,7 +48,32 @@ DatabaseOption = Annotated[
         help="The capture database: a file, a directory that holds token_captures.db, or an sqlite:/// URL.",
     ),
 ]
+SequencesOption = Annotated[
+    Sequences,
+    typer.Option(
+        "--sequences",
+        metavar="main|all",
+        help="main: one row a rollout, the main agent's sequence. all: a row for each sequence, each sampled token "
+        "with loss in one of them.",
+    ),
+]
+ModelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        metavar="NAMES",
+        help="The models to train, as in policy or policy-*,judge; tokens of others get no loss.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
+
+
+def model_names(models: str | None) -> tuple[str, ...] | None:
+    """The names of ``--models``; None if it was not given, which ends the command if it is empty."""
+    if models is None:
+        return None
+    names = tuple(name.strip() for name in models.split(",") if name.strip())
+    return names or fail("--models names no model")
 
 
 def existing_store(database: str) -> TokenCaptureStore:

@@ -59,6 +59,13 @@ REMEDIES: Final[dict[str, str]] = {
     "trained on, with tokcap export --per-request.",
     reasons.NO_CAPTURE_KEY: "Give the record _ng_rollout_id, or both _ng_task_index and _ng_rollout_index, as when it "
     "was dispatched.",
+    reasons.NOT_CAPTURED: "Look at the token limit and the stop strings of the call that was scored. If another "
+    "response was scored, let the record name it.",
+    reasons.OTHER_MODELS: "Name the model in --models, or leave the sequence out.",
+    reasons.SEVERAL_MODELS: "Say with --models which models to train: the tokens of the others stay in the sequence "
+    "as context without loss.",
+    reasons.UNKNOWN_SCORED_ANSWER: "Check terminal_response_id of the record: it must be the id of the response as "
+    "the engine gave it, or as the client was shown it.",
     reasons.NOTHING_RECORDED: "Check that the harness called .../ng-rollout/<id>/training-token-capture/v1 with this "
     "very id, that the gateway was there, and that this is the database it writes to.",
     reasons.UNRESOLVED_RETRY: "Give the harness more time before it asks again, or let it go on from an answer: a "

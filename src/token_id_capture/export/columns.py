@@ -37,6 +37,16 @@ _ROLLOUT: Final = (
     Column("state", Kind.TEXT, "open or frozen"),
     Column("outcome", Kind.TEXT, "the latest recorded outcome; null if there is none"),
 )
+_LINEAGE: Final = (
+    Column("sequence", Kind.INTEGER, "which of the rollout's sequences, from 0"),
+    Column("sequences", Kind.INTEGER, "how many there are; masked ones are left out"),
+    Column("parent", Kind.INTEGER, "the sequence that it departs from; null if from none"),
+    Column("parent_token", Kind.INTEGER, "the first token, from 0, at which both differ"),
+    Column("agent", Kind.TEXT, "who speaks; null if the harness does not tell"),
+    Column("purpose", Kind.TEXT, "what for: turn, auxiliary, compaction or prewarm"),
+    Column("segment", Kind.INTEGER, "how often the agent's conversation was compacted before"),
+    Column("cause", Kind.TEXT, "why the sequence starts anew; null for the first"),
+)
 _SEQUENCE: Final = (
     Column("token_ids", Kind.TOKEN_IDS, "the whole sequence"),
     Column("loss_mask", Kind.LOSS_MASK, "1 where the policy sampled the token, else 0"),
@@ -45,6 +55,7 @@ _SEQUENCE: Final = (
 
 TRAJECTORY_COLUMNS: Final = (
     *_ROLLOUT,
+    *_LINEAGE,
     Column("calls", Kind.INTEGER, "calls that the sequence is joined from"),
     Column("model", Kind.TEXT, "the model of the last of them"),
     Column("weight_versions", Kind.TEXTS, "the weights that sampled it, each once, in order"),

@@ -6,13 +6,16 @@ A private temporary database (SQLite deletes it by itself) joins the two in flat
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
+from token_id_capture.builder.attribution import ScoredAnswer
 from token_id_capture.export.columns import Column, Kind
+from token_id_capture.integrations.nemo_gym import scored_answer
 
 _KIND_OF: Final[dict[frozenset[type], Kind]] = {
     frozenset({bool}): Kind.FLAG,
@@ -35,7 +38,9 @@ class RecordFields:
         # An empty name is a temporary database on disk, of which only a part is in memory.
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA cache_size = -4096")
-        self._database.execute("CREATE TABLE records (rollout_id TEXT PRIMARY KEY, found BLOB) WITHOUT ROWID")
+        self._database.execute(
+            "CREATE TABLE records (rollout_id TEXT PRIMARY KEY, found BLOB, scored TEXT) WITHOUT ROWID"
+        )
         self._database.execute("BEGIN")
 
     def add(self, rollout_id: str, record: Mapping[str, Any]) -> None:
@@ -46,12 +51,14 @@ class RecordFields:
                 reader agrees on (an integer beyond 64 bits, text that is no Unicode).
         """
         found = [self._look_up(record, name) for name in self._names]
+        # Not with orjson, which refuses numbers and texts that a record may hold.
+        scored = json.dumps(vars(scored_answer(record)), default=str)
         try:
             packed = orjson.dumps(found)
         except TypeError as error:
             raise ValueError(f"a field of rollout {rollout_id!r} cannot be exported: {error}") from error
         try:
-            self._database.execute("INSERT INTO records VALUES (?, ?)", (rollout_id, packed))
+            self._database.execute("INSERT INTO records VALUES (?, ?, ?)", (rollout_id, packed, scored))
         except sqlite3.IntegrityError:
             raise ValueError(f"there are two records of rollout {rollout_id!r}") from None
         for name, value in zip(self._names, found, strict=True):
@@ -62,6 +69,14 @@ class RecordFields:
         """The fields of the rollout's record; None if it has none."""
         row = self._database.execute("SELECT found FROM records WHERE rollout_id = ?", (rollout_id,)).fetchone()
         return None if row is None else dict(zip(self._names, orjson.loads(row[0]), strict=True))
+
+    def scored(self, rollout_id: str) -> ScoredAnswer | None:
+        """What the rollout's record says of the answer that was scored; None if it has no record."""
+        row = self._database.execute("SELECT scored FROM records WHERE rollout_id = ?", (rollout_id,)).fetchone()
+        if row is None:
+            return None
+        told = json.loads(row[0])
+        return ScoredAnswer(**{**told, "transcript": tuple(told["transcript"])})
 
     @property
     def absent(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.builder import project_chain_trajectory, run_builder
+from token_id_capture.builder.rows import lineage
 from token_id_capture.lifecycle import Outcome
 from token_id_capture.rebuild import Build
 
@@ -28,22 +29,25 @@ def why_masked(evidence: Evidence, build: Build) -> str | None:
     return None
 
 
-def trajectory_row(evidence: Evidence, build: Build) -> Row:
-    """The row of an unmasked build; see ``columns.TRAJECTORY_COLUMNS``."""
-    trajectory = build.trajectory()
-    calls = [link.entry for link in build.main_chain.links]
-    versions = (call.weight_version for call in calls if call.weight_version is not None)
-    return {
-        **_rollout(evidence),
-        "calls": len(calls),
-        "model": calls[-1].model,
-        "weight_versions": list(dict.fromkeys(versions)),
-        "created_at": calls[-1].created_at,
-        "sampled_tokens": sum(trajectory.loss_mask),
-        "token_ids": trajectory.token_ids,
-        "loss_mask": bytes(trajectory.loss_mask),
-        "log_probs": trajectory.log_probs,
-    }
+def trajectory_rows(evidence: Evidence, build: Build) -> Iterator[Row]:
+    """A row for each sequence that may be trained on; see ``columns.TRAJECTORY_COLUMNS``."""
+    for index, sequence in enumerate(build.rows):
+        if sequence.reasons:
+            continue
+        calls, trajectory = sequence.calls, sequence.trajectory()
+        versions = (call.weight_version for call in calls if call.weight_version is not None)
+        yield {
+            **_rollout(evidence),
+            **lineage(sequence, index, len(build.rows)),
+            "calls": len(calls),
+            "model": calls[-1].model,
+            "weight_versions": list(dict.fromkeys(versions)),
+            "created_at": calls[-1].created_at,
+            "sampled_tokens": sum(trajectory.loss_mask),
+            "token_ids": trajectory.token_ids,
+            "loss_mask": bytes(trajectory.loss_mask),
+            "log_probs": trajectory.log_probs,
+        }
 
 
 def call_rows(evidence: Evidence) -> Iterator[Row]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from token_id_capture.errors import TokenCaptureError, UnknownRolloutError
 from token_id_capture.export.record_fields import RecordFields
-from token_id_capture.export.rows import Row, call_rows, trajectory_row, why_masked
-from token_id_capture.lifecycle import State
+from token_id_capture.export.rows import Row, call_rows, trajectory_rows, why_masked
+from token_id_capture.lifecycle import Sequences, State
 from token_id_capture.rebuild import build_snapshot
 from token_id_capture.store.read.evidence import Evidence, count_rollouts, read_evidence, rollout_ids
 
@@ -50,12 +50,16 @@ class Exporter:
         *,
         per_request: bool = False,
         include_open: bool = False,
+        sequences: Sequences = Sequences.MAIN,
+        models: Collection[str] | None = None,
         fields: RecordFields | None = None,
         show: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self._connection = connection
         self._writer = writer
         self._per_request = per_request
+        self._sequences = sequences
+        self._models = models
         self._states = (State.FROZEN, State.OPEN) if include_open else (State.FROZEN,)
         self._fields = fields
         self._absent = fields.absent if fields else {}
@@ -91,12 +95,14 @@ class Exporter:
     def _rows(self, evidence: Evidence) -> Iterable[Row]:
         if self._per_request:
             return call_rows(evidence)
-        built = build_snapshot(evidence.snapshot)
-        reason = why_masked(evidence, built)
+        scored = self._fields.scored(evidence.rollout_id) if self._fields else None
+        build = build_snapshot(evidence.snapshot, sequences=self._sequences, models=self._models, scored=scored)
+        reason = why_masked(evidence, build)
         if reason is not None:
             self._exported.masked[reason] += 1
             return []
-        return [trajectory_row(evidence, built)]
+        self._exported.masked.update(row.reason for row in build.rows if row.reasons)
+        return trajectory_rows(evidence, build)
 
     def _write(self, rollout_id: str, rows: Iterable[Row]) -> None:
         exported, before = self._exported, self._exported.rows

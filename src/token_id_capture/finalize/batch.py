@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from token_id_capture import reasons
+from token_id_capture.builder.masks import SPLIT_BY_CAUSE
 from token_id_capture.config import TokenIdCaptureSettings
 from token_id_capture.consumer import build_from_source, record_build, retire_snapshot
 from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
@@ -24,11 +25,11 @@ from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import RowFormat
-from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_row, trajectory_row
+from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_rows, trajectory_rows
 from token_id_capture.finalize.totals import Totals
-from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids
-from token_id_capture.lifecycle import Outcome, State
-from token_id_capture.rebuild import Build, SnapshotRef, unneeded_build
+from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids, scored_answer
+from token_id_capture.lifecycle import Outcome, Sequences, State
+from token_id_capture.rebuild import Build, SnapshotRef, build_snapshot, unneeded_build
 from token_id_capture.store import TokenCaptureStore
 
 # Each rollout in flight holds its tokens and its row in memory; the store commits what waits together.
@@ -43,6 +44,8 @@ class Plan:
     row_format: RowFormat = RowFormat.RECORD
     retire: bool = False
     id_field: str | None = None
+    sequences: Sequences = Sequences.MAIN
+    models: tuple[str, ...] | None = None
     settings: TokenIdCaptureSettings = field(default_factory=TokenIdCaptureSettings)
 
 
@@ -159,8 +162,11 @@ class Finalizer:
             return await self._delivered_before(line)
         if rollout_carries_token_ids(line.record):
             return await self._passed_on(line)
-        write = record_row if self._plan.row_format is RowFormat.RECORD else trajectory_row
-        build, row = await build_from_source(line.rollout_id, self._store, partial(write, line))
+        plan = self._plan
+        write = record_rows if plan.row_format is RowFormat.RECORD else trajectory_rows
+        scored = scored_answer(line.record)
+        build_with = partial(build_snapshot, sequences=plan.sequences, models=plan.models, scored=scored)
+        build, row = await build_from_source(line.rollout_id, self._store, partial(write, line), build_with)
         return _Made(row, build, error=build.error if build.reason == reasons.FREEZE_FAILED else None)
 
     async def _passed_on(self, line: RolloutLine) -> _Made:
@@ -175,7 +181,7 @@ class Finalizer:
             return _Made(line.raw.rstrip(b"\r\n") + b"\n", None, unneeded, error)
         # If these tokens are of no use, the capture may be all that is left of the rollout: it is kept.
         carried = build_of_carried_tokens(line.rollout_id, line.record)
-        row = trajectory_row(line, carried, unneeded.snapshot if unneeded is not None else None)
+        row = trajectory_rows(line, carried, unneeded.snapshot if unneeded is not None else None)
         return _Made(row, carried, unneeded, error)
 
     def _is_unavailable(self, line: RolloutLine, made: _Made) -> bool:
@@ -188,10 +194,15 @@ class Finalizer:
     def _count(self, line: RolloutLine, made: _Made) -> None:
         build = made.build
         self._totals.written += 1
+        self._totals.rows += 1 if build is None else max(1, len(build.rows))
+        if build is not None and self._plan.sequences is Sequences.ALL:
+            self._totals.causes.update(row.cause for row in build.rows if row.cause is not None)
         if build is None or build.deliverable:
             return
         self._totals.masked += 1
         self._totals.reasons[build.reason] += 1
+        if self._plan.sequences is Sequences.MAIN and build.reason in SPLIT_BY_CAUSE:
+            self._totals.causes.update(build.causes)
         if made.error is not None:
             self._totals.not_frozen += 1
             self._report(f"line {line.number}: its row is masked: {made.error}")

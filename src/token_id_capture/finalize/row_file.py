@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
@@ -37,6 +37,15 @@ class Damage:
     named: frozenset[str]
 
 
+@dataclass(frozen=True)
+class _Unfinished:
+    """A rollout of which further rows must follow: where its first one stands."""
+
+    rollout_id: str
+    line: int
+    start: int
+
+
 class RowFile:
     """A file of JSON lines that one process appends to.
 
@@ -56,6 +65,7 @@ class RowFile:
         self.delivered: dict[str, Delivered] = {}
         self.damage: Damage | None = None
         self._ends: dict[str, int] = {}
+        self._unfinished: _Unfinished | None = None
         self.end = 0
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -180,16 +190,42 @@ class RowFile:
                 except (ValueError, TypeError, RecursionError) as error:
                     self.damage = self._damage(number, raw, lines)
                     if self.damage is not None:
+                        if self._unfinished is not None:
+                            self.damage = self._cut_rollout(self.damage.named)
                         return
                     raise UnusableOutputError(
                         f"{self.path} line {number} is no row of this command ({error}): name another file"
                     ) from error
-                self.end += len(raw)
-                self.delivered.pop(rollout_id, None)
-                self.delivered[rollout_id] = delivered
-                self._ends[rollout_id] = self.end
-        if self.end and not raw.endswith(b"\n"):
+                self._note(rollout_id, delivered, number, len(raw))
+        if self._unfinished is not None:
+            self.damage = self._cut_rollout(frozenset())
+        elif self.end and not raw.endswith(b"\n"):
             self.append(b"\n")
+
+    def _note(self, rollout_id: str, delivered: Delivered, number: int, size: int) -> None:
+        """One more row: of a new rollout, or a further one of the last."""
+        if self._unfinished is None:
+            self._unfinished = _Unfinished(rollout_id, number, self.end)
+        elif self._unfinished.rollout_id != rollout_id:
+            raise UnusableOutputError(
+                f"{self.path} line {number}: rows of rollout {self._unfinished.rollout_id!r} are missing before it"
+            )
+        else:
+            delivered = replace(delivered, masked=delivered.masked and self.delivered[rollout_id].masked)
+        self.end += size
+        self.delivered.pop(rollout_id, None)
+        self.delivered[rollout_id] = delivered
+        self._ends[rollout_id] = self.end
+        if delivered.last:
+            self._unfinished = None
+
+    def _cut_rollout(self, named: frozenset[str]) -> Damage:
+        """The damage that begins with the first row of the rollout of which rows are missing."""
+        unfinished = self._unfinished
+        assert unfinished is not None
+        del self.delivered[unfinished.rollout_id]
+        self.end = unfinished.start
+        return Damage(unfinished.line, unfinished.start, named | {unfinished.rollout_id})
 
     def _damage(self, number: int, raw: bytes, lines: BinaryIO) -> Damage | None:
         """What a loss of power or a kill left from this line on; None if somebody else wrote it."""

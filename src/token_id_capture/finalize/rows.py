@@ -21,7 +21,9 @@ from token_id_capture.integrations.nemo_gym import (
     build_dict,
     model_of,
     rollout_carries_token_ids,
+    sequence_dict,
 )
+from token_id_capture.lifecycle import Sequences
 from token_id_capture.rebuild import Build, SnapshotRef
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
@@ -42,11 +44,15 @@ class RolloutLine:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What a row of an earlier run says of its rollout. No ``snapshot_id``: it was not built from one."""
+    """What a row of an earlier run says of its rollout. No ``snapshot_id``: it was not built from one.
+
+    ``last``: no row of this rollout follows.
+    """
 
     snapshot_id: str
     version: int
     masked: bool
+    last: bool = True
 
 
 def read_line(number: int, raw: bytes, id_field: str | None) -> RolloutLine:
@@ -90,35 +96,39 @@ def record_rollout_id(record: Mapping[str, Any], id_field: str | None) -> str:
     return rollout_id
 
 
-def record_row(line: RolloutLine, build: Build) -> bytes:
-    """The record with the rebuilt response, or with its mask, and a newline."""
-    apply_build(line.record, build_dict(build, "response", model_of(line.record)))
-    return _dump(line.record, line.exact)
+def record_rows(line: RolloutLine, build: Build) -> bytes:
+    """The record with the rebuilt response, or with its mask; with all sequences, one such line for each."""
+    if build.wanted is Sequences.MAIN or not build.rows:
+        apply_build(line.record, build_dict(build, "response", model_of(line.record)))
+        return _dump(line.record, line.exact)
+    return b"".join(_sequence_record(line, build, index) for index in range(len(build.rows)))
 
 
-def trajectory_row(line: RolloutLine, build: Build, snapshot: SnapshotRef | None = None) -> bytes:
-    """The record without its response, the flat sequence of the build, and a newline.
+def _sequence_record(line: RolloutLine, build: Build, index: int) -> bytes:
+    record = dict(line.record)
+    if isinstance(record.get("response"), dict):
+        record["response"] = dict(record["response"])
+    apply_build(record, sequence_dict(build, index, model_of(record)))
+    return _dump(record, line.exact)
+
+
+def trajectory_rows(line: RolloutLine, build: Build, snapshot: SnapshotRef | None = None) -> bytes:
+    """The record without its response, and a flat sequence of the build; one such line for each sequence.
 
     ``snapshot`` is the one to retire, if not that of the build. The three arrays have one length, 0 if
-    the build is masked.
+    the sequence is masked.
     """
-    built = build_dict(build, "trajectory")
     if not rollout_carries_token_ids(line.record):
-        apply_build(line.record, built)
-    trajectory, ref = built["trajectory"], snapshot or build.snapshot
-    row = {
-        **{name: value for name, value in line.record.items() if name != "response"},
-        "rollout_id": line.rollout_id,
-        "token_ids": trajectory.token_ids if trajectory else [],
-        "loss_mask": trajectory.loss_mask if trajectory else [],
-        "log_probs": trajectory.log_probs if trajectory else [],
-        # The harness may have masked the record for a reason of its own.
-        MASK_SAMPLE_KEY: bool(not build.deliverable or line.record.get(MASK_SAMPLE_KEY)),
-        "mask_reason": build.reason or None,
-        "snapshot_id": ref.snapshot_id if ref else "",
-        "version": ref.version if ref else 0,
-    }
-    return _dump(row, line.exact)
+        apply_build(line.record, build_dict(build, None))
+    # The harness may have masked the record for a reason of its own.
+    masked = bool(line.record.get(MASK_SAMPLE_KEY))
+    kept = {name: value for name, value in line.record.items() if name != "response"}
+    ref = snapshot or build.snapshot
+    named = {"snapshot_id": ref.snapshot_id if ref else "", "version": ref.version if ref else 0}
+    return b"".join(
+        _dump({**kept, **row.as_dict(), MASK_SAMPLE_KEY: masked or row.mask_reason is not None, **named}, line.exact)
+        for row in build.training_rows()
+    )
 
 
 def read_row(raw: bytes, row_format: RowFormat, id_field: str | None) -> tuple[str, Delivered]:
@@ -146,9 +156,12 @@ def read_row(raw: bytes, row_format: RowFormat, id_field: str | None) -> tuple[s
     return record_rollout_id(row, id_field), _delivered(capture, capture.get("reason"))
 
 
-def _delivered(snapshot: Mapping[str, Any], reason: object) -> Delivered:
-    named = {**_NO_SNAPSHOT, **snapshot}
-    return Delivered(str(named["snapshot_id"]), int(named["version"]), masked=bool(reason))
+def _delivered(told: Mapping[str, Any], reason: object) -> Delivered:
+    named = {**_NO_SNAPSHOT, **told}
+    index, count = int(told.get("sequence") or 0), int(told.get("sequences") or 1)
+    # Without an index, ``sequences`` is a count of the build and not of rows.
+    last = "sequence" not in told or index + 1 >= count
+    return Delivered(str(named["snapshot_id"]), int(named["version"]), bool(reason), last)
 
 
 def _dump(row: dict[str, Any], exact: bool) -> bytes:

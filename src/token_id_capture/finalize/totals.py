@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass
 class Totals:
-    """Counts of one run; ``reasons`` says why rows of this run were masked."""
+    """Counts of one run; ``reasons`` says why rollouts of this run were masked, ``causes`` why
+    sequences began anew: all that were written, or with one a rollout those that masked it. ``written`` counts
+    rollouts and ``rows`` what was written of them."""
 
     lines: int = 0
     written: int = 0
@@ -20,7 +22,9 @@ class Totals:
     unknown: int = 0
     not_frozen: int = 0
     not_retired: int = 0
+    rows: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None
     """Why the run ended before its input did."""
     signal: int = 0
@@ -32,4 +36,4 @@ class Totals:
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as JSON values."""
-        return {**asdict(self), "reasons": dict(self.reasons.most_common())}
+        return {**asdict(self), "reasons": dict(self.reasons.most_common()), "causes": dict(self.causes.most_common())}

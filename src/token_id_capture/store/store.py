@@ -218,8 +218,7 @@ class TokenCaptureStore:
         self._recent.forget(rollout_id)
         if head is None:
             return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        entries = await self._read_tokens(tokens.entries_of_snapshot, head.rollout_id, head.snapshot_id, head.version)
-        return TokenCaptureSnapshot(rollout_id, entries, head.incomplete, head.snapshot_id, head.version)
+        return await self._read_tokens(tokens.read_snapshot, head.rollout_id, head.snapshot_id, head.version)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the rollout if exactly this snapshot is its latest state."""

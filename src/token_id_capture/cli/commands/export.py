@@ -18,8 +18,11 @@ from token_id_capture.cli.options import (
     EXIT_PARTIAL,
     DatabaseOption,
     JsonOption,
+    ModelsOption,
+    SequencesOption,
     fail,
     let_others_go_first,
+    model_names,
     output_stream,
     print_json,
     report,
@@ -28,6 +31,7 @@ from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import Show, progress_bar
 from token_id_capture.cli.output.units import plural
 from token_id_capture.finalize.output_file import whole_file
+from token_id_capture.lifecycle import Sequences
 
 if TYPE_CHECKING:
     from token_id_capture.export.columns import Column
@@ -54,6 +58,8 @@ class Plan:
     file_format: FileFormat
     per_request: bool
     include_open: bool
+    sequences: Sequences
+    models: tuple[str, ...] | None
 
 
 def export(
@@ -80,18 +86,23 @@ def export(
     id_field: Annotated[
         str | None, typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id.")
     ] = None,
+    sequences: SequencesOption = Sequences.MAIN,
+    models: ModelsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Export the sequences of all rollouts that are in the database.
 
-    One row a rollout: token_ids, loss_mask and log_probs of its trajectory, with where they come from. Only what
-    would be delivered is exported: frozen rollouts whose calls join to one sequence without a doubt. Rollouts that
+    One row a rollout, or with --sequences all a row for each of its sequences: token_ids, loss_mask and log_probs,
+    with where they come from. Only what would be delivered is exported, of frozen rollouts. With --records a
+    sequence ends with the response that was scored. Rollouts that
     were retired are no longer in the database; their sequences are where they were delivered to. Reads only:
     nothing is frozen, retired or recorded, also while others write. The output gets its name when it is whole.
     Exit code 1: something is damaged and was left out; 2: nothing was written.
     """
     names = _field_names(fields, records)
-    plan = Plan(database, output, _format(output, file_format), per_request, include_open)
+    plan = Plan(
+        database, output, _format(output, file_format), per_request, include_open, sequences, model_names(models)
+    )
     if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
         fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -175,6 +186,8 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
             writer,
             per_request=plan.per_request,
             include_open=plan.include_open,
+            sequences=plan.sequences,
+            models=plan.models,
             fields=fields,
             show=lambda done, total: show("export", done, total),
         )

@@ -13,16 +13,41 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, JsonOption, existing_store, fail, print_json, report, run
+from token_id_capture.cli.options import (
+    DatabaseOption,
+    JsonOption,
+    ModelsOption,
+    SequencesOption,
+    existing_store,
+    fail,
+    model_names,
+    print_json,
+    report,
+    run,
+)
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import exit_code, stopping, summary
 from token_id_capture.finalize.row_format import RowFormat
+from token_id_capture.lifecycle import Sequences
 
 if TYPE_CHECKING:
     from token_id_capture.config import TokenIdCaptureSettings
     from token_id_capture.finalize.totals import Totals
 
 STDIN = Path("-")
+
+FormatOption = Annotated[
+    RowFormat,
+    typer.Option(
+        "--format",
+        metavar="record|trajectory",
+        help="record: the record with its rebuilt response. trajectory: flat token_ids, loss_mask and log_probs.",
+    ),
+]
+MaskFractionOption = Annotated[
+    float | None,
+    typer.Option("--max-mask-fraction", min=0, max=1, help="Stop once more than this fraction of the rows is masked."),
+]
 
 
 def finalize(
@@ -32,23 +57,11 @@ def finalize(
     ],
     database: DatabaseOption,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="The file that rows are appended to.")],
-    row_format: Annotated[
-        RowFormat,
-        typer.Option(
-            "--format",
-            metavar="record|trajectory",
-            help="record: the record with its rebuilt response. trajectory: flat token_ids, loss_mask and log_probs.",
-        ),
-    ] = RowFormat.RECORD,
+    row_format: FormatOption = RowFormat.RECORD,
     retire: Annotated[
         bool, typer.Option("--retire", help="Delete the captures of each unmasked rollout once its row is durable.")
     ] = False,
-    max_mask_fraction: Annotated[
-        float | None,
-        typer.Option(
-            "--max-mask-fraction", min=0, max=1, help="Stop once more than this fraction of the rows is masked."
-        ),
-    ] = None,
+    max_mask_fraction: MaskFractionOption = None,
     mask_fraction_min_samples: Annotated[
         int | None,
         typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts (50)."),
@@ -57,9 +70,14 @@ def finalize(
         str | None,
         typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id."),
     ] = None,
+    sequences: SequencesOption = Sequences.MAIN,
+    models: ModelsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Build the training rows of finished rollouts, and hand their captures on.
+
+    The record says which response was scored, if it can be told: by its response id or its content. The sequence
+    ends there, and what came later is not trained on.
 
     Run again with the same arguments after an interruption: rows that stand in the output are not
     repeated, and are retired if they were not yet.
@@ -71,6 +89,8 @@ def finalize(
         row_format=row_format,
         retire=retire,
         id_field=id_field,
+        sequences=sequences,
+        models=model_names(models),
         settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )
     stream = _open(rollouts, output)

@@ -22,7 +22,7 @@ def exit_code(totals: Totals) -> int:
 def summary(totals: Totals) -> list[str]:
     """What was done, then why the run stopped and why rows were masked."""
     done = [
-        f"{plural(totals.written, 'row')} written, {totals.masked:,} of them masked",
+        _written(totals),
         *_unless_zero(totals.already_there, "there already"),
         *_unless_zero(totals.retired, "retired"),
         *_unless_zero(totals.refused, "refused"),
@@ -33,14 +33,22 @@ def summary(totals: Totals) -> list[str]:
     return [", ".join(done), *(stopping(totals) if totals.stopped else _histogram(totals))]
 
 
+def _written(totals: Totals) -> str:
+    if totals.rows == totals.written:
+        return f"{plural(totals.written, 'row')} written, {totals.masked:,} of them masked"
+    of = plural(totals.written, "rollout")
+    return f"{plural(totals.rows, 'row')} of {of} written, {totals.masked:,} of the rollouts masked"
+
+
 def stopping(totals: Totals) -> list[str]:
     """Why the run ended early, then the reasons of the masked rows; empty if it did not."""
     return [totals.stopped, *_histogram(totals)] if totals.stopped else []
 
 
 def _histogram(totals: Totals) -> list[str]:
-    """The reasons of the masked rows, the most frequent first."""
-    return [f"{count:>6} masked: {reason}" for reason, count in totals.reasons.most_common()]
+    """The reasons of the masked rows and the causes of new beginnings, the most frequent first."""
+    masked = [f"{count:>6} masked: {reason}" for reason, count in totals.reasons.most_common()]
+    return masked + [f"{count:>6} sequences began anew: {cause}" for cause, count in totals.causes.most_common()]
 
 
 def _unless_zero(count: int, what: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from token_id_capture import reasons
 from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, LateWrite, State
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.store.codec import unpack_rollout
@@ -84,6 +85,9 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
             raise queries.unknown(rollout_id)
         state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
         head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
+        stale = head is not None and version > head[0]
+        incomplete = bool(incomplete if head is None else head[1] or stale)
+        missing = _missing(connection, rollout_id, None if head is None or stale else (snapshot_id, head[0]))
         outcomes = queries.outcomes(connection.execute(_OUTCOMES, (snapshot_id,)))
         more: dict[str, Any] = (
             {
@@ -94,15 +98,14 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
             if everything
             else {}
         )
-    if head is not None:
-        incomplete = bool(head[1]) or version > head[0]
     # The transaction is over: joining and checking the tokens must not pin the WAL.
     snapshot = TokenCaptureSnapshot(
         rollout_id,
         unpack_rollout(rollout_id, rows),
-        incomplete=bool(incomplete),
+        incomplete=incomplete,
         snapshot_id=snapshot_id if head is not None else "",
         version=version,
+        flags=missing if incomplete else (),
     )
     return Evidence(
         rollout_id,
@@ -114,6 +117,18 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
         outcomes,
         **more,
     )
+
+
+def _missing(connection: sqlite3.Connection, rollout_id: str, snapshot: tuple[str, int] | None) -> tuple[Flag, ...]:
+    """The flags that a freeze would give now: those of the snapshot that stands, else flags and open calls."""
+    if snapshot is not None:
+        return queries.snapshot_flags(connection.execute, *snapshot)
+    lost = (
+        Flag(intent.model_call_id, reasons.CALL_LOST, "", origin=intent.origin)
+        for intent in queries.intents(connection.execute, rollout_id)
+        if intent.outcome is None
+    )
+    return (*queries.flags(connection.execute, rollout_id), *lost)
 
 
 def _entry_rows(

@@ -76,6 +76,10 @@ _FLAGS = f"""
     SELECT model_call_id, reason, detail, flagged_at, {_ORIGIN}
     FROM incomplete_flags WHERE rollout_id = :rollout ORDER BY flag_id
 """
+_SNAPSHOT_FLAGS = f"""
+    SELECT model_call_id, reason, detail, flagged_at, {_ORIGIN}
+    FROM snapshot_flags WHERE snapshot_id = :snapshot AND version = :version ORDER BY snapshot_flag_id
+"""
 _INTENTS = f"""
     SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host,
            {", ".join(f"i.{name}" for name in ORIGIN_FIELDS)}
@@ -159,6 +163,12 @@ def outcomes(found: Result) -> tuple[BuildOutcome, ...]:
 def flags(execute: Execute, rollout_id: str) -> tuple[Flag, ...]:
     """Why the rollout is incomplete, in the order in which that was noticed."""
     return tuple(_flag(*row) for row in execute(_FLAGS, {"rollout": rollout_id}).fetchall())
+
+
+def snapshot_flags(execute: Execute, snapshot_id: str, version: int) -> tuple[Flag, ...]:
+    """Why a snapshot is incomplete; calls that had not ended are among it."""
+    found = execute(_SNAPSHOT_FLAGS, {"snapshot": snapshot_id, "version": version})
+    return tuple(_flag(*row) for row in found.fetchall())
 
 
 def intents(execute: Execute, rollout_id: str) -> tuple[Intent, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from token_id_capture.errors import RolloutRetiredError
+from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
 from token_id_capture.store.codec import unpack_rollout
 from token_id_capture.store.read import queries
 from token_id_capture.store.read.token_connections import TokenReader
 
 
-def entries_of_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, version: int) -> tuple[TokenEntry, ...]:
-    """The calls of one version of a snapshot.
+def read_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, version: int) -> TokenCaptureSnapshot:
+    """One version of a snapshot.
 
     Raises:
         RolloutRetiredError: another process retired it meanwhile.
@@ -19,7 +20,9 @@ def entries_of_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, 
     rows = reader.read(queries.snapshot_rows, snapshot_id, version)
     if rows is None:
         raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
-    return unpack_rollout(rollout_id, rows)
+    flags = reader.read(queries.snapshot_flags, snapshot_id, version)
+    entries = unpack_rollout(rollout_id, rows)
+    return TokenCaptureSnapshot(rollout_id, entries, bool(flags), snapshot_id, version, flags)
 
 
 def entries_of_rollout(reader: TokenReader, rollout_id: str) -> tuple[TokenEntry, ...]:

@@ -1,0 +1,87 @@
+"""Sequences as rows for trainers: plain fields, one row a sequence. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from token_id_capture.builder.chains import Chain
+from token_id_capture.builder.projections import Trajectory
+from token_id_capture.builder.sequences import Sequence
+from token_id_capture.tokens import LogProbs, TokenIds
+
+_NOTHING = Trajectory(TokenIds(), [], LogProbs())
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One sequence of N tokens, for a trainer.
+
+    ``sequence`` is its index among the ``sequences`` rows of its rollout, which share one reward.
+    ``parent`` is the index of the row that it departs from and ``parent_token`` the first token, from 0, at
+    which both differ; None if it departs from none. ``agent`` is who speaks, ``purpose`` what for, None
+    where the harness does not tell. ``segment`` counts how often the agent's conversation was compacted
+    before, and ``cause`` says why the sequence starts anew, None for the first.
+
+    ``token_ids``, ``loss_mask`` (0 or 1) and ``log_probs`` (0.0 where the mask is 0) have N items, none if the
+    row is masked; then ``mask_reason`` is a code of ``token_id_capture.reasons``.
+    """
+
+    rollout_id: str
+    sequence: int
+    sequences: int
+    parent: int | None
+    parent_token: int | None
+    agent: str | None
+    purpose: str | None
+    segment: int
+    cause: str | None
+    mask_reason: str | None
+    token_ids: TokenIds = field(repr=False)
+    loss_mask: list[int] = field(repr=False)
+    log_probs: LogProbs = field(repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields by their names; the arrays are not copied."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+def lineage(sequence: Sequence, index: int, count: int) -> dict[str, Any]:
+    """How a sequence hangs together with the others of its rollout: fields of ``TrainingRow``."""
+    origin = sequence.origin
+    return {
+        "sequence": index,
+        "sequences": count,
+        "parent": None if origin is None else origin.sequence,
+        "parent_token": None if origin is None else origin.token,
+        "agent": sequence.agent,
+        "purpose": sequence.purpose,
+        "segment": sequence.segment,
+        "cause": sequence.cause,
+    }
+
+
+def training_row(rollout_id: str, sequence: Sequence, index: int, count: int) -> TrainingRow:
+    """The row of a sequence.
+
+    Raises:
+        InvalidEntryError: the sequence is not contiguous.
+    """
+    return _row(rollout_id, lineage(sequence, index, count), sequence.reason, sequence)
+
+
+def empty_row(rollout_id: str, reason: str) -> TrainingRow:
+    """The row of a rollout that is masked as a whole; ``reason`` is a code."""
+    return _row(rollout_id, lineage(Sequence(Chain("")), 0, 1), reason, None)
+
+
+def _row(rollout_id: str, fields: dict[str, Any], reason: str, sequence: Sequence | None) -> TrainingRow:
+    flat = _NOTHING if reason or sequence is None else sequence.trajectory()
+    return TrainingRow(
+        rollout_id=rollout_id,
+        **fields,
+        mask_reason=reason or None,
+        token_ids=flat.token_ids,
+        loss_mask=flat.loss_mask,
+        log_probs=flat.log_probs,
+    )
