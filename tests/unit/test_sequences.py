@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from call_trees import append_only, call, call_trees
 from hypothesis import given, settings
 
+from support.call_trees import append_only, call, call_trees
 from token_id_capture.builder.attribution import ScoredAnswer
 from token_id_capture.integrations.nemo_gym import scored_answer
 from token_id_capture.lifecycle import MAIN_AGENT, CallOrigin, Flag, Outcome, Purpose, Sequences
@@ -304,12 +304,12 @@ def test_every_sampled_token_has_loss_in_exactly_one_row(entries: list[TokenEntr
     assert sum(sum(row.loss_mask) for row in rows) == every.metrics["generated_tokens_captured"]
     for row in every.rows:
         row.chain.validate()
-    for number, row in enumerate(rows):
-        assert (row.sequence, row.sequences) == (number, len(rows))
-        assert row.parent is None or row.parent < number
-        if row.parent is not None and row.parent_token is not None:
-            shared = rows[row.parent].token_ids
-            assert shared[: row.parent_token] == row.token_ids[: row.parent_token]
+    for number, one in enumerate(rows):
+        assert (one.sequence, one.sequences) == (number, len(rows))
+        assert one.parent is None or one.parent < number
+        if one.parent is not None and one.parent_token is not None:
+            shared = rows[one.parent].token_ids
+            assert shared[: one.parent_token] == one.token_ids[: one.parent_token]
     main = build(entries)
     if main.deliverable:
         assert main.trajectory() == every.rows[0].trajectory()
@@ -351,7 +351,7 @@ def drifting(seed: int, *, compacts: bool, delegates: bool) -> list[TokenEntry]:
         if compacts and number == 2:
             history = [*system, 8, seed]
         answer = [2000 + 100 * number + n for n in range(20)]
-        more = {"response_id": "final"} if number == 2 else {}
+        more: dict[str, Any] = {"response_id": "final"} if number == 2 else {}
         calls.append(call(f"t{number}", history, answer, created_at=float(number), **more))
         if delegates and number == 1:
             calls.append(call("sub", [3000, 3001, seed], [1, 2, 3], created_at=1.5))

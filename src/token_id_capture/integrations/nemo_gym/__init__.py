@@ -18,6 +18,8 @@ from token_id_capture.integrations.nemo_gym.builds import (
     build_dict,
     model_of,
     rollout_carries_token_ids,
+    scored_answer,
+    sequence_dict,
     snapshot_of_build,
 )
 
@@ -46,6 +48,8 @@ __all__ = [
     "model_of",
     "response_to_output_items",
     "rollout_carries_token_ids",
+    "scored_answer",
+    "sequence_dict",
     "snapshot_of_build",
     "strip_token_fields",
     "usage",
