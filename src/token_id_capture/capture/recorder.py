@@ -57,8 +57,9 @@ class CallRecorder:
         context, sink = self.context, self.context.token_sink
         if sink is None or missing_methods(sink, ("begin_call",)):
             return
-        if context.origin != UNTOLD and isinstance(sink, AttributedCalls):
-            await sink.begin_attributed_call(context.rollout_id, context.model_call_id, context.origin)
+        if context.origin != UNTOLD and not missing_methods(sink, ("begin_attributed_call",)):
+            attributed = cast(AttributedCalls, sink)
+            await attributed.begin_attributed_call(context.rollout_id, context.model_call_id, context.origin)
         else:
             await cast(CallIntents, sink).begin_call(context.rollout_id, context.model_call_id)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import lru_cache
 from io import BytesIO
 from typing import Final, TypeAlias
 from urllib.parse import quote
@@ -78,8 +79,10 @@ class UpstreamResponse:
         Raises:
             UpstreamError: it broke off, or nothing came for the read timeout.
         """
-        with _translated(self._name, self._read_timeout):
+        try:
             return await self._response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _translated(error, self._name, self._read_timeout) from error
 
     async def next_chunk(self) -> bytes:
         """What has arrived of the body, as soon as there is something; empty at its end.
@@ -87,8 +90,10 @@ class UpstreamResponse:
         Raises:
             UpstreamError: as for ``read``.
         """
-        with _translated(self._name, self._read_timeout):
+        try:
             return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _translated(error, self._name, self._read_timeout) from error
 
 
 class Upstream:
@@ -110,6 +115,8 @@ class Upstream:
         keep_alive: bool = True,
     ) -> None:
         self.url = parse_upstream(url)
+        self._name = str(self.url)
+        self._base = self._name.rstrip("/")
         self._keep_alive = keep_alive
         self._api_key = api_key
         self._read_timeout = read_timeout
@@ -126,7 +133,7 @@ class Upstream:
         Raises:
             UpstreamError: no response arrived.
         """
-        target = URL(str(self.url).rstrip("/") + _target(scope), encoded=True)
+        target = _url(self._base + _target(scope))
         replaced = _REPLACED_IN_REQUESTS | ({b"accept-encoding"} if plain else frozenset())
         if self._api_key is not None:
             replaced |= _CREDENTIALS
@@ -135,7 +142,7 @@ class Upstream:
             headers.append(("Accept-Encoding", "identity"))
         if self._api_key is not None:
             headers.append(("Authorization", f"Bearer {self._api_key}"))
-        with _translated(str(self.url), self._read_timeout):
+        try:
             # aiohttp's own limit on silence begins when all is sent, and an engine that stands still takes nothing.
             async with asyncio.timeout(self._longest_silence):
                 response = await self._opened().request(
@@ -146,13 +153,15 @@ class Upstream:
                     skip_auto_headers=_AUTOMATIC,
                     allow_redirects=False,
                 )
+        except (aiohttp.ClientError, OSError) as error:
+            raise _translated(error, self._name, self._read_timeout) from error
         body = b""  # a long prompt need not wait for its answer
         async with response:
             if response.status < 200:
                 # Such as a 101, after which it would speak another protocol.
                 message = f"{self.url} answered with the status {response.status}"
                 raise UpstreamError(message, status=502, sent=True, told="The engine gave no final response.")
-            yield UpstreamResponse(response, str(self.url), self._read_timeout)
+            yield UpstreamResponse(response, self._name, self._read_timeout)
 
     async def reach(self) -> None:
         """Open a connection and close it again, to find out whether the engine listens.
@@ -217,6 +226,12 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]], also: frozenset[bytes] = 
     return [(name, value) for low, name, value in listed if not (low in _HOP_BY_HOP or low in named or low in also)]
 
 
+@lru_cache(maxsize=64)
+def _url(encoded: str) -> URL:
+    """Calls of all rollouts go to a few addresses."""
+    return URL(encoded, encoded=True)
+
+
 def _target(scope: Scope) -> str:
     raw = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string", b"")
@@ -236,26 +251,22 @@ def _text_headers(headers: RawHeaders) -> list[tuple[str, str]]:
     return decoded
 
 
-@contextmanager
-def _translated(name: str, read_timeout: float) -> Iterator[None]:
-    """Turn aiohttp's errors into ``UpstreamError``."""
-    try:
-        yield
-    except aiohttp.ClientConnectorError as error:
+def _translated(error: aiohttp.ClientError | OSError, name: str, read_timeout: float) -> UpstreamError:
+    """What an error of aiohttp or of the system means for the call."""
+    if isinstance(error, aiohttp.ClientConnectorError):
         full = error.os_error.errno in (errno.EMFILE, errno.ENFILE)
         told = _FULL if full else "The engine cannot be reached."
         message = f"no connection to {name}: {error}"
-        raise UpstreamError(message, status=503 if full else 502, sent=False, told=told) from error
-    except aiohttp.ConnectionTimeoutError as error:
+        return UpstreamError(message, status=503 if full else 502, sent=False, told=told)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
         told = "The engine cannot be reached in time."
-        raise UpstreamError(f"no connection to {name} in time", status=504, sent=False, told=told) from error
-    except TimeoutError as error:
+        return UpstreamError(f"no connection to {name} in time", status=504, sent=False, told=told)
+    if isinstance(error, TimeoutError):
         silence = f"sent nothing for {read_timeout:g} s"
-        raise UpstreamError(f"{name} {silence}", status=504, sent=True, told=f"The engine {silence}.") from error
-    except (aiohttp.ClientError, OSError) as error:
-        problem = _in_words(error)
-        told = f"The connection to the engine broke: {problem}."
-        raise UpstreamError(f"the connection to {name} broke: {problem}", status=502, sent=True, told=told) from error
+        return UpstreamError(f"{name} {silence}", status=504, sent=True, told=f"The engine {silence}.")
+    problem = _in_words(error)
+    told = f"The connection to the engine broke: {problem}."
+    return UpstreamError(f"the connection to {name} broke: {problem}", status=502, sent=True, told=told)
 
 
 def _in_words(error: aiohttp.ClientError | OSError) -> str:
