@@ -23,7 +23,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from token_id_capture.errors import ConfigurationError
-from token_id_capture.protocols import SINK_METHODS, TokenSink, installed_token_sink, missing_methods
+from token_id_capture.protocols import SINK_METHODS, TokenSink, installed_token_sink, mark_of, missing_methods
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,10 @@ class TokenIdCaptureConfig(BaseModel):
             raise ConfigurationError(
                 f"token_id_capture.sink {block.sink!r} is no token sink: it lacks {', '.join(missing)}"
             )
+        try:
+            mark_of(sink)
+        except TypeError as error:
+            raise ConfigurationError(f"token_id_capture.sink {block.sink!r} is no token sink: {error}") from error
         return sink
 
 

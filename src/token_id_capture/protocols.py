@@ -8,8 +8,10 @@ both. A framework with a transport of its own installs its own; the suite in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from typing import Any, Final, Protocol, runtime_checkable
 
 from token_id_capture.lifecycle import CallOrigin, Flag
@@ -195,10 +197,12 @@ def install_token_sink(sink: TokenSink | None) -> None:
     A sink that a launcher installs does not reach the workers that it spawns.
 
     Raises:
-        TypeError: it lacks a method of ``TokenSink``.
+        TypeError: it lacks a method of ``TokenSink``, or its ``mark_incomplete`` takes other arguments.
     """
     global _installed_sink
     _require(sink, SINK_METHODS, "token sink")
+    if sink is not None:
+        mark_of(sink)  # refused here, not when the first mark is lost
     _installed_sink = sink
 
 
@@ -221,6 +225,41 @@ def install_token_source(source: TokenSource | None) -> None:
 def installed_token_source() -> TokenSource | None:
     """The source of ``install_token_source`` in this process."""
     return _installed_source
+
+
+def mark_of(sink: TokenSink) -> Callable[[str, str, str], Awaitable[None]]:
+    """``sink.mark_incomplete``, called with a rollout id, a call id and a reason as it takes them.
+
+    Sinks that were written for NeMo Gym take no reason; theirs is left out, so that no mark is lost.
+
+    Raises:
+        TypeError: it takes neither.
+    """
+    mark = sink.mark_incomplete
+    if _takes(mark, 3):
+        return mark
+    if not _takes(mark, 2):
+        named = type(sink).__name__
+        raise TypeError(f"{named}.mark_incomplete must take a rollout id, a call id and a reason: {signature(mark)}")
+
+    async def without_reason(rollout_id: str, model_call_id: str, reason: str) -> None:
+        await mark(rollout_id, model_call_id)
+
+    return without_reason
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    plain = getattr(function, "__func__", function)
+    return _binds(plain, count if plain is function else count + 1)
+
+
+@lru_cache(maxsize=256)
+def _binds(function: Callable[..., Any], count: int) -> bool:
+    try:
+        signature(function).bind(*[""] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def missing_methods(candidate: object, methods: tuple[str, ...]) -> list[str]:

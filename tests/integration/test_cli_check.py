@@ -31,7 +31,9 @@ async def engine() -> AsyncIterator[ReplayEngine]:
         yield running
 
 
-def speaking(*, chats: str, streams: str, texts: str, text_streams: str, **pages: Any) -> Callable[..., Any]:
+def speaking(
+    spoken: Spoken = SPOKEN, *, chats: str, streams: str, texts: str, text_streams: str, **pages: Any
+) -> Callable[..., Any]:
     """An engine that answers each mode in one of ``WAYS`` ("" refuses it), and these pages by their names."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -44,7 +46,7 @@ def speaking(*, chats: str, streams: str, texts: str, text_streams: str, **pages
         pick = {CHAT: (chats, streams), COMPLETIONS: (texts, text_streams)}[request.path][bool(streamed)]
         if not pick:
             return web.json_response({"error": {"message": "cannot do that"}}, status=400)
-        recording = WAYS[pick].recording(SPOKEN)
+        recording = WAYS[pick].recording(spoken)
         return web.Response(body=recording.payload, headers={"content-type": recording.content_type})
 
     return handler
@@ -101,6 +103,23 @@ async def test_llama_server_wants_its_tokenizer_to_be_asked(tokcap: RunTokcap, e
     done = await checked(tokcap, engine, "--tokenize-prompts", "--json")
     assert (done.returncode, outcomes(done)) == (0, ["captured"] * 5)
     assert (json.loads(done.stdout)["engine"], json.loads(done.stdout)["model"]) == ("llama-cpp", "tiny")
+
+
+async def test_log_probabilities_that_are_all_zero_are_captured_and_doubted(
+    tokcap: RunTokcap, engine: ReplayEngine
+) -> None:
+    spoken = Spoken(ids=SPOKEN.ids, log_probs=[0.0] * len(SPOKEN.ids))
+    engine.handler = speaking(
+        spoken,
+        chats="vllm-chat",
+        streams="vllm-chat-stream",
+        texts="vllm-completion",
+        text_streams="vllm-completion-stream",
+        models=models("vllm"),
+    )
+    done = await checked(tokcap, engine)
+    assert done.returncode == 0, done.stdout
+    assert "every log probability is exactly 0" in done.stdout
 
 
 async def test_an_old_sglang_is_asked_for_whole_responses(tokcap: RunTokcap, engine: ReplayEngine) -> None:

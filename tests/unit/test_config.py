@@ -6,18 +6,22 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from token_id_capture import reasons
+from token_id_capture.capture.context import CaptureContext
+from token_id_capture.capture.recorder import CallRecorder
 from token_id_capture.config import (
     TokenIdCaptureConfig,
     TokenIdCaptureSettings,
     token_id_capture_enabled_for_agent,
 )
 from token_id_capture.errors import ConfigurationError
-from token_id_capture.protocols import install_token_sink
+from token_id_capture.protocols import TokenSink, install_token_sink
 from token_id_capture.records import TokenEntry
+from token_id_capture.server.middleware import TokenCaptureMiddleware
 
 
 class MemorySink:
@@ -39,6 +43,17 @@ class SinkWithoutMark:
     async def put(self, entry: TokenEntry) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class SinkOfNeMoGym(MemorySink):
+    """Its marks have no reason."""
+
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:  # type: ignore[override]
+        self.endpoint = f"{rollout_id} {model_call_id}"
+
+
+class SinkWithAnotherMark(MemorySink):
+    async def mark_incomplete(self, rollout_id: str) -> None: ...  # type: ignore[override]
 
 
 NOT_A_CLASS = 3
@@ -184,6 +199,7 @@ def test_no_sink_is_built_for_a_directory(tmp_path: Path) -> None:
         (f"{__name__}:MemorySink", {"port": 1}, r"\(sink_kwargs: port\): TypeError"),
         (f"{__name__}:MemorySink", {"endpoint": "unreachable"}, "ConnectionError: nobody listens there"),
         (f"{__name__}:SinkWithoutMark", {}, "is no token sink: it lacks mark_incomplete"),
+        (f"{__name__}:SinkWithAnotherMark", {}, "must take a rollout id, a call id and a reason"),
     ],
 )
 def test_a_sink_that_cannot_be_used_is_named_when_it_is_built(
@@ -192,6 +208,32 @@ def test_a_sink_that_cannot_be_used_is_named_when_it_is_built(
     read = config(enabled=True, sink=target, sink_kwargs=kwargs)
     with pytest.raises(ConfigurationError, match=message):
         read.build_sink()
+
+
+_ANOTHER_MARK = cast(TokenSink, SinkWithAnotherMark())
+
+
+def test_a_sink_that_cannot_take_a_mark_is_refused_wherever_it_is_given(no_installed_sink: None) -> None:
+    with pytest.raises(TypeError, match="must take a rollout id"):
+        install_token_sink(_ANOTHER_MARK)
+    with pytest.raises(TypeError, match="must take a rollout id"):
+        TokenCaptureMiddleware(_no_app, sink=_ANOTHER_MARK)
+
+
+async def _no_app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+async def test_a_sink_whose_marks_have_no_reason_gets_every_mark() -> None:
+    sink = SinkOfNeMoGym()
+    recorder = CallRecorder(CaptureContext("r", "c", cast(TokenSink, sink)))
+    await recorder.begin()
+    await recorder.flag(reasons.NO_TOKEN_IDS, "none came")
+    assert sink.endpoint == "r c"
+
+
+async def test_a_call_whose_loss_could_not_be_told_is_not_sent() -> None:
+    with pytest.raises(TypeError, match="must take a rollout id"):
+        await CallRecorder(CaptureContext("r", "c", _ANOTHER_MARK)).begin()
 
 
 def test_a_sink_module_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,7 @@ async def test_whatever_the_client_asked_for_it_gets(way: Way) -> None:
         "return_meta_info": True,
         "return_logprob": True,
         "n_probs": 1,
+        "return_tokens": True,
         "return_input_ids_in_sglext": True,
         "return_output_ids_in_sglext": True,
         "sampling_params": {"logprobs": 0},

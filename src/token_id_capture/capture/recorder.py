@@ -23,7 +23,7 @@ from token_id_capture.errors import (
     RolloutRetiredError,
 )
 from token_id_capture.lifecycle import UNTOLD
-from token_id_capture.protocols import AttributedCalls, CallIntents, TokenSink, missing_methods
+from token_id_capture.protocols import AttributedCalls, CallIntents, TokenSink, mark_of, missing_methods
 from token_id_capture.records import TokenEntry, extract_token_fields, response_to_output_items
 
 SCOPE_KEY: Final = "token_id_capture.call"
@@ -55,7 +55,10 @@ class CallRecorder:
                 no tokens were spent.
         """
         context, sink = self.context, self.context.token_sink
-        if sink is None or missing_methods(sink, ("begin_call",)):
+        if sink is None:
+            return
+        mark_of(sink)  # a sink that cannot be told of a loss gets no call
+        if missing_methods(sink, ("begin_call",)):
             return
         if context.origin != UNTOLD and not missing_methods(sink, ("begin_attributed_call",)):
             attributed = cast(AttributedCalls, sink)
@@ -111,7 +114,7 @@ class CallRecorder:
         text = f"{reason}: {detail}" if detail else reason
         _logger.warning("%s is not captured: %s", context, reason if reason in _QUOTING_REASONS else text)
         try:
-            await sink.mark_incomplete(context.rollout_id, context.model_call_id, text)
+            await mark_of(sink)(context.rollout_id, context.model_call_id, text)
         except RolloutRetiredError:
             _logger.warning("%s came after its rollout was retired, so it was not marked", context)
         except Exception:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.capture.context import CaptureContext, reset_token_sink, set_token_sink
 from token_id_capture.capture.recorder import SCOPE_KEY, CallRecorder
-from token_id_capture.protocols import TokenSink, installed_token_sink
+from token_id_capture.protocols import TokenSink, installed_token_sink, mark_of
 from token_id_capture.records import validate_agent, validate_rollout_id
 from token_id_capture.server.http.errors import refuse_websocket, send_error, wants_websocket
 from token_id_capture.server.wire.origin import call_origin
@@ -44,6 +44,8 @@ class TokenCaptureMiddleware:
     """
 
     def __init__(self, app: ASGIApp, *, sink: TokenSink | None = None) -> None:
+        if sink is not None:
+            mark_of(sink)
         self._app = app
         self._sink = sink
 

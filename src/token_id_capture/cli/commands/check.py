@@ -77,7 +77,7 @@ def _print(result: CheckResult, upstream: str) -> None:
     print_table(("mode", "token ids and log probabilities", "tokens"), rows)
     if result.streaming == "never":
         print("The engine's streams lack some of them, so they are made from whole responses (--streaming never).")
-    for line in told(mode for mode in result.modes if mode.outcome != "captured"):
+    for line in told(mode for mode in result.modes if mode.outcome != "captured" or mode in result.doubtful):
         print(printable(line))
 
 

@@ -165,7 +165,7 @@ def _check_engine(settings: WorkerSettings) -> WorkerSettings:
         f"{len(result.modes)} modes",
         settings.log_format,
     )
-    for line in told(result.uncaptured):
+    for line in told([*result.uncaptured, *result.doubtful]):
         announce(printable(line), settings.log_format)
     return settings.model_copy(update={"engine": result.engine, "streaming": result.streaming})
 

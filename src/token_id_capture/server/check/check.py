@@ -22,6 +22,7 @@ from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.exchange import Exchanges
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.server.wire.entries import is_all_zero
 
 Outcome: TypeAlias = Literal["captured", "not_captured", "refused", "failed"]
 
@@ -34,6 +35,11 @@ _WITH_TOOLS: Final[dict[str, Any]] = {
 }
 _STREAM: Final = {"stream": True, "stream_options": {"include_usage": True}}
 _CHATS, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+_ALL_ZERO: Final = "every log probability is exactly 0"
+_ALL_ZERO_ADVICE: Final = (
+    "upgrade the engine, or turn speculative decoding off; greedy sampling under processed_logprobs does this too"
+)
 
 MODES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "chat": (_CHATS, _CHAT),
@@ -74,6 +80,11 @@ class CheckResult:
     def captured(self) -> int:
         """How many modes are captured."""
         return sum(mode.outcome == "captured" for mode in self.modes)
+
+    @property
+    def doubtful(self) -> list[ModeResult]:
+        """The modes that are captured, though what is captured cannot be the truth."""
+        return [mode for mode in self.modes if mode.outcome == "captured" and mode.detail]
 
     @property
     def uncaptured(self) -> list[ModeResult]:
@@ -131,7 +142,10 @@ class _Check:
         except TimeoutError:
             return ModeResult(mode, "failed", detail=f"no answer in {self._seconds:g} s")
         if sink.entries:
-            return ModeResult(mode, "captured", sum(len(entry.generation_token_ids) for entry in sink.entries))
+            tokens = sum(len(entry.generation_token_ids) for entry in sink.entries)
+            if all(is_all_zero(entry.generation_log_probs) for entry in sink.entries):
+                return ModeResult(mode, "captured", tokens, detail=_ALL_ZERO, advice=_ALL_ZERO_ADVICE)
+            return ModeResult(mode, "captured", tokens)
         if sink.refusals:
             detail = sink.refusals[0]
             return ModeResult(mode, "refused", detail=detail, advice=advice(self._engine, mode, "", detail))

@@ -35,8 +35,12 @@ class AutoEngine:
         return _FirstReader([engine.reader(endpoint, body) for engine in self._candidates])
 
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
-        """What any candidate hides."""
-        return tuple(rule for engine in self._candidates for rule in engine.hidden(endpoint, body))
+        """What the last candidate hides, which asked; and of the others what it knows nothing of, as servers may
+        send that unasked."""
+        asking = self._candidates[-1]
+        its_own = {rule.path for rule in asking.hidden(endpoint, {})}
+        others = (rule for engine in self._candidates[:-1] for rule in engine.hidden(endpoint, body))
+        return (*(rule for rule in others if rule.path not in its_own), *asking.hidden(endpoint, body))
 
 
 class _FirstReader:

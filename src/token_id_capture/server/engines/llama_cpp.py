@@ -86,10 +86,18 @@ class LlamaCppEngine:
     def hidden(self, endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[Hidden, ...]:
         """What was not asked for is cut out: llama-server sends no null in its place."""
         if endpoint is Endpoint.GENERATE:
-            paths = [] if body.get("n_probs") else ["completion_probabilities"]
-            # Without return_tokens it sends an empty array.
-            return tuple(Hidden.at(path, cut=True) for path in paths)
-        return () if body.get("logprobs") else (Hidden.at("choices.*.logprobs", cut=True),)
+            rules = [] if body.get("n_probs") else [Hidden.at("completion_probabilities", cut=True)]
+            if not body.get("return_tokens") and not body.get("stream"):
+                # Without return_tokens it sends an empty array; the chunks of a stream always have their tokens.
+                rules.append(Hidden.at("tokens", instead="[]"))
+            return tuple(rules)
+        if body.get("logprobs"):
+            return ()
+        # With verbose it adds its own form of the response, with the same log probabilities.
+        return (
+            Hidden.at("choices.*.logprobs", cut=True),
+            Hidden.at("__verbose.completion_probabilities", cut=True),
+        )
 
     async def prompt_ids(self, endpoint: Endpoint, body: Mapping[str, Any], ask: Ask) -> list[Any]:
         """Let the engine render and tokenise the prompt as it does for the call itself.

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin
-from token_id_capture.protocols import AttributedCalls, TokenSink
+from token_id_capture.protocols import AttributedCalls, TokenSink, mark_of
 from token_id_capture.records import TokenEntry, call_of_choice
 from token_id_capture.server.http.metrics import GatewayMetrics
+from token_id_capture.server.wire.entries import is_all_zero
 
 
 class MeteredSink:
@@ -22,6 +23,7 @@ class MeteredSink:
         # A sink may lack the intents.
         self._begin: Callable[[str, str], Awaitable[None]] | None = getattr(sink, "begin_call", None)
         self._refuse: Callable[[str, str, str], Awaitable[None]] | None = getattr(sink, "refuse_call", None)
+        self._mark = mark_of(sink)
         self._metrics = metrics
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
@@ -63,6 +65,8 @@ class MeteredSink:
         except ConflictingEntryError:
             self._metrics.count("marked", reasons.CONFLICTING_PAYLOAD)
             raise
+        if is_all_zero(entry.generation_log_probs):
+            self._metrics.zero_log_probs.inc()
         if call_of_choice(entry.model_call_id) == entry.model_call_id:
             self._metrics.count("captured")
 
@@ -70,7 +74,7 @@ class MeteredSink:
         """Count the call under the reason of its mark, also where the mark fails."""
         code, _ = reasons.split_reason(reason)
         try:
-            await self._sink.mark_incomplete(rollout_id, model_call_id, reason)
+            await self._mark(rollout_id, model_call_id, reason)
         except RolloutRetiredError:
             self._metrics.count("late")
             raise

@@ -56,6 +56,9 @@ class GatewayMetrics:
         )
         self.begun = self._counter("tokcap_calls_begun", "Calls that were registered before they were sent.")
         self.unauthorized = self._counter("tokcap_unauthorized", "Requests without the gateway's key (401).")
+        self.zero_log_probs = self._counter(
+            "tokcap_zero_log_probs", "Captured choices all of whose log probabilities are exactly 0."
+        )
         self._refusals = Counter(
             "tokcap_requests_refused",
             "Requests that the gateway did not take because of their body, by the code of its answer.",

@@ -34,17 +34,18 @@ _Edit: TypeAlias = tuple[int, int, str]
 class Hidden(NamedTuple):
     """A value to hide: keys (and ``EVERY``) from the document's root, and how.
 
-    ``cut`` removes the key as well; else the value becomes ``null``.
+    ``cut`` removes the key as well; else the value becomes the JSON text ``instead``.
     """
 
     path: tuple[str, ...]
     cut: bool = False
+    instead: str = "null"
 
     @classmethod
     @lru_cache(maxsize=1024)
-    def at(cls, dotted: str, *, cut: bool = False) -> Hidden:
+    def at(cls, dotted: str, *, cut: bool = False, instead: str = "null") -> Hidden:
         """Read a path written as ``choices.*.token_ids``."""
-        return cls(tuple(dotted.split(".")), cut)
+        return cls(tuple(dotted.split(".")), cut, instead)
 
 
 class Splicer:
@@ -203,8 +204,9 @@ def _members(text: str, start: int, nodes: Mapping[str, _Node], edits: list[_Edi
             end = _value(text, value, child, edits)
         else:
             end = _end(text, value)
-            if child is not None and child.rule is not None and not child.rule.cut and text[value:end] != "null":
-                edits.append((value, end, "null"))
+            rule = None if child is None else child.rule
+            if rule is not None and not rule.cut and text[value:end] not in ("null", rule.instead):
+                edits.append((value, end, rule.instead))
         spans.append((key, index, value, end))
         separator = _SEPARATOR.match(text, end)
         if separator is None:

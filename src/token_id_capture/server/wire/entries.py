@@ -82,6 +82,11 @@ SAMPLING_FIELDS: Final[Set[str]] = {
 _SPELLED_ID = re.compile(r"token_id:([0-9]{1,10})")
 
 
+def is_all_zero(log_probs: Sequence[float]) -> bool:
+    """Whether each of several tokens was sampled with probability 1: an engine's default rather than the truth."""
+    return len(log_probs) > 1 and not any(log_probs)
+
+
 class NotCapturableError(Exception):
     """The call's tokens cannot be stored; ``reason`` is one of ``reasons``, ``detail`` the particulars."""
 
