@@ -47,6 +47,7 @@ def test_accepted_connections_send_small_writes_at_once(loop: Callable[[], async
         assert runner.run(option())
 
 
+@pytest.mark.alone
 async def test_a_single_call_takes_a_few_times_as_long_as_through_a_bare_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

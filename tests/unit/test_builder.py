@@ -390,6 +390,7 @@ def test_the_flat_trajectory_takes_work_in_proportion_to_the_calls() -> None:
     assert work < 5 * function_calls(lambda: project_main_chain_trajectory(few))
 
 
+@pytest.mark.alone
 def test_a_hundred_calls_of_a_hundred_thousand_tokens_take_milliseconds() -> None:
     entries = append_only(100, context=600, generated=400)
     times = []

@@ -146,6 +146,7 @@ async def test_how_a_prompt_was_made_is_stored_with_the_call_and_shown_by_the_vi
     assert shown == [("first",), ("spliced",), (None,)]
 
 
+@pytest.mark.alone
 async def test_a_look_up_among_a_hundred_thousand_rollouts_takes_a_fraction_of_a_millisecond(
     store: TokenCaptureStore,
 ) -> None:

@@ -107,6 +107,7 @@ def test_chunk_boundaries_change_nothing_and_no_byte_is_lost(
         assert b"".join(event.raw for event in events) + rest == data
 
 
+@pytest.mark.alone
 def test_an_event_that_comes_in_many_chunks_takes_time_in_proportion_to_its_length() -> None:
     def seconds(chunks: int) -> float:
         parser = EventParser()

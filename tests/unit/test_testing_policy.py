@@ -223,6 +223,7 @@ def test_any_sequence_of_tokens_can_be_read(tokens: list[int]) -> None:
     assert len(Policy().log_probs_of(tokens)) == len(tokens)
 
 
+@pytest.mark.alone
 def test_ten_thousand_tokens_are_scored_in_well_under_a_second() -> None:
     generator = random.Random(0)
     prompt = render_chat(HELLO, TOOLS)
