@@ -10,7 +10,8 @@ Inside the three largest packages the same holds::
 
     store: {codec, file, outcome_order} <- schema <- read <- write <- {maintain, store}
     server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
-        <- {continuity, listener, middleware, prompt_ids, stream} <- call <- gateway <- {app, check}
+        <- {continuity, listener, middleware, prompt_ids, stream} <- call
+        <- {gateway, translation} <- {app, check}
     cli: options <- {output, serving} <- {commands, demo} <- main
 """
 
@@ -63,7 +64,7 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"http"}),
         frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream"}),
         frozenset({"call"}),
-        frozenset({"gateway"}),
+        frozenset({"gateway", "translation"}),
         frozenset({"app", "check"}),
     ),
     "cli": (

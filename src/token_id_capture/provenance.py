@@ -57,6 +57,20 @@ class Continuity:
 
 
 @dataclass(frozen=True, slots=True)
+class Translation:
+    """The dialect in which a client made a call that the engine answered as a chat completion.
+
+    ``client_model`` is the model that the client named, and ``client_response_id`` the id of the response
+    that it was shown. ``left_out`` names what of its request has no place in a chat completion.
+    """
+
+    dialect: str
+    client_model: str
+    client_response_id: str
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryLink:
     """By what a later request is recognised as one that continues a call.
 

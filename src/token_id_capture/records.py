@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from token_id_capture.errors import InvalidEntryError
 from token_id_capture.lifecycle import CallOrigin, Purpose
-from token_id_capture.provenance import Continuity
+from token_id_capture.provenance import Continuity, Translation
 from token_id_capture.tokens import LogProbs, TokenIds
 
 TOKEN_ENTRY_RECORD_SCHEMA_VERSION: Final = 1
@@ -124,6 +124,7 @@ class TokenEntry(BaseModel):
     sampling: dict[str, Any] | None = None
     log_probs_mode: str | None = None
     continuity: Continuity | None = None
+    translation: Translation | None = None
     agent: str | None = Field(default=None, min_length=1, max_length=AGENT_MAX_LENGTH)
     parent_agent: str | None = Field(default=None, min_length=1, max_length=AGENT_MAX_LENGTH)
     purpose: Purpose | None = None

@@ -57,7 +57,7 @@ def forwarded(gateway: Gateway) -> list[tuple[str, str]]:
 async def test_a_call_without_the_key_reaches_neither_engine_nor_store(
     gateway: Gateway, headers: dict[str, str]
 ) -> None:
-    for path in (CHAT, "/v1/messages", "/v1/models", "/healthz"):
+    for path in (CHAT, "/v1/inference", "/v1/models", "/healthz"):
         response = await gateway.post(path, BODY, **headers)
         assert response.status == 401
         assert ("www-authenticate", "Bearer") in [(name.lower(), value) for name, value in response.headers]
@@ -101,7 +101,7 @@ async def test_official_clients_show_what_is_wrong(gateway: Gateway) -> None:
 async def test_the_engines_key_replaces_what_the_client_sent(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, upstream_api_key=ENGINE_KEY) as gateway:
         gateway.engine.handler = answering(chat([5], [-0.1]))
-        for path in (CHAT, "/v1/responses"):
+        for path in (CHAT, "/v1/inference"):
             await gateway.post(path, BODY, authorization="Bearer client", **{"x-api-key": "client"})
             assert forwarded(gateway) == [("authorization", f"Bearer {ENGINE_KEY}")]
         # It cannot be talked away either.
@@ -206,7 +206,7 @@ async def test_a_call_too_many_is_told_so_and_leaves_no_trace(tmp_path: Path) ->
             return len(gateway.engine.received) == 2
 
         await until(both_sent)
-        for path in (CHAT, "/v1/responses"):
+        for path in (CHAT, "/v1/inference"):
             response = await gateway.post(path, STREAM, "r9")
             assert response.status == 503
             assert dict(response.headers)["retry-after"] == "5"
@@ -261,7 +261,7 @@ async def test_what_became_of_calls_is_counted_under_bounded_labels(tmp_path: Pa
         two["choices"].append({**two["choices"][0], "index": 1})
         gateway.engine.handler = answering(two)
         await gateway.post(CHAT, {**BODY, "n": 2}, "two-choices")
-        await gateway.post("/v1/responses", BODY)
+        await gateway.post("/v1/inference", BODY)
         gateway.engine.handler = answering({"error": "no"}, 400)
         await gateway.post(CHAT, BODY)
         gateway.engine.handler = answering({"error": "no"}, 500)

@@ -219,7 +219,7 @@ async def test_an_engine_that_is_not_there_is_a_502_and_no_hole(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with running_gateway(tmp_path, upstream=f"http://127.0.0.1:{port}") as gateway:
-        for path in (CHAT, "/v1/responses"):
+        for path in (CHAT, "/v1/inference"):
             response = await gateway.post(path, BODY)
             assert response.status == 502
             assert response.json()["error"]["message"] == "The engine cannot be reached."

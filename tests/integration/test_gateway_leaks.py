@@ -32,7 +32,7 @@ from token_id_capture.testing.serving import serve_engine
 
 AT_ONCE = 40
 DRAIN_SECONDS = 0.1
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/inference")
 
 
 class HangingUp:

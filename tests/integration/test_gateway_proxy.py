@@ -37,10 +37,6 @@ HARMLESS = (
     "18g-error-method",
 )
 UNCAPTURED = (
-    "19-responses",
-    "19b-responses-stream",
-    "20-messages",
-    "20b-messages-stream",
     # Of an engine that nobody named, only OpenAI's endpoints are captured.
     "23-generate",
     "23b-generate-stream",
@@ -77,9 +73,9 @@ async def test_the_mark_of_an_uncaptured_call_is_durable_before_the_client_sees_
         return response
 
     gateway.engine.handler = handler
-    async with gateway.session.post(gateway.base() + "/v1/responses", json=BODY) as response:
+    async with gateway.session.post(gateway.base() + "/v1/inference", json=BODY) as response:
         assert await response.content.readany() == b"begun"
-        assert await gateway.flags() == [("uncaptured_endpoint", "POST /v1/responses")]
+        assert await gateway.flags() == [("uncaptured_endpoint", "POST /v1/inference")]
         go_on.set()
         await response.read()
 
@@ -90,8 +86,8 @@ async def test_an_uncaptured_call_that_is_refused_or_fails_says_so(gateway: Gate
     assert await gateway.intents("refused") == ["refused"]
     assert not (await gateway.store.freeze("refused")).incomplete
     gateway.engine.handler = answering({"error": "broken"}, 500)
-    await gateway.post("/v1/responses", BODY, rollout="failed")
-    assert await gateway.flags("failed") == [("unknown_outcome", "POST /v1/responses: HTTP 500")]
+    await gateway.post("/v1/inference", BODY, rollout="failed")
+    assert await gateway.flags("failed") == [("unknown_outcome", "POST /v1/inference: HTTP 500")]
 
 
 async def test_traffic_without_a_rollout_is_untouched_and_unrecorded(gateway: Gateway) -> None:
@@ -239,7 +235,7 @@ async def test_a_target_that_names_another_server_is_asked_of_the_engine(gateway
 @pytest.mark.parametrize("prefix", ["", "/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
 async def test_a_websocket_handshake_gets_426_on_every_path(gateway: Gateway, prefix: str) -> None:
     handshake = (
-        f"GET {prefix}/v1/responses HTTP/1.1\r\nHost: g\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"GET {prefix}/v1/inference HTTP/1.1\r\nHost: g\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))

@@ -254,7 +254,7 @@ async def test_many_hang_ups_leave_no_task_and_no_connection_behind(gateway: Gat
 
     async def hang_up(number: int) -> None:
         async with aiohttp.ClientSession() as session:
-            path = CHAT if number % 3 else "/v1/responses"
+            path = CHAT if number % 3 else "/v1/inference"
             async with session.post(gateway.base(f"r{number}") + path, json=STREAM) as response:
                 if number % 2:
                     await response.content.readany()
@@ -286,7 +286,7 @@ async def test_many_hang_ups_leave_no_task_and_no_connection_behind(gateway: Gat
 
 async def test_a_hang_up_on_a_call_that_is_not_captured_stops_the_engine(gateway: Gateway) -> None:
     engine = stepped(gateway, events(*[delta([1])] * 50))
-    for url in (gateway.url + CHAT, gateway.base() + "/v1/responses"):
+    for url in (gateway.url + CHAT, gateway.base() + "/v1/inference"):
         async with gateway.session.post(url, json=STREAM) as response:
             engine.step()
             await response.content.readany()
@@ -299,7 +299,7 @@ async def test_a_hang_up_on_a_call_that_is_not_captured_stops_the_engine(gateway
 
         await until(stopped)
     assert "whole" not in engine.ends
-    assert await gateway.flags() == [("uncaptured_endpoint", "POST /v1/responses")]
+    assert await gateway.flags() == [("uncaptured_endpoint", "POST /v1/inference")]
 
 
 async def test_a_server_that_stops_finishes_the_calls_in_flight(tmp_path: Path) -> None:

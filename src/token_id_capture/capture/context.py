@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from token_id_capture.lifecycle import UNTOLD, CallOrigin
 from token_id_capture.protocols import TokenSink
+from token_id_capture.provenance import Translation
 
 
 @dataclass
@@ -15,7 +16,7 @@ class CaptureContext:
 
     A ``token_sink`` of None says that another process records this call: nothing is captured and
     nothing is flagged. ``committed`` is set once the call's tokens are durable. ``origin`` is
-    whose call it is.
+    whose call it is, and ``translation`` the dialect in which the client made it.
     """
 
     rollout_id: str
@@ -24,6 +25,7 @@ class CaptureContext:
     model: str = ""
     committed: bool = False
     origin: CallOrigin = UNTOLD
+    translation: Translation | None = None
 
     def __str__(self) -> str:
         return f"call {self.model_call_id!r} of rollout {self.rollout_id!r}"

@@ -18,7 +18,7 @@ from token_id_capture.server.engines.base import Engine, keeps_connections
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.admin import PROBE_PATHS, Operations
 from token_id_capture.server.http.auth import ApiKeyMiddleware, NoBrowserMiddleware
-from token_id_capture.server.http.limits import CallsInFlight
+from token_id_capture.server.http.limits import BodyBudget, CallsInFlight
 from token_id_capture.server.http.metered import MeteredSink
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.http.monitor import Monitor
@@ -26,6 +26,8 @@ from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.server.translation.inline_system import InlineSystemProbe
+from token_id_capture.server.translation.layer import DialectTranslation
 
 _logger = logging.getLogger(__name__)
 
@@ -58,8 +60,12 @@ def create_app(
         keep_alive=keeps_connections(adapter),
     )
     metrics = GatewayMetrics()
-    gateway = Gateway(connections, adapter, settings, count_refusal=metrics.count_refusal)
-    counted = CallsInFlight(gateway, metrics, limit=settings.max_concurrent_calls)
+    budget = BodyBudget(settings.body_bytes_in_flight)
+    gateway = Gateway(connections, adapter, settings, budget=budget, count_refusal=metrics.count_refusal)
+    translated = DialectTranslation(
+        gateway, settings, InlineSystemProbe(connections), budget=budget, count_refusal=metrics.count_refusal
+    )
+    counted = CallsInFlight(translated, metrics, limit=settings.max_concurrent_calls)
     captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
     app: ASGIApp = Router(
         Operations(Readiness(sink, connections.reach), metrics, sink).routes(),

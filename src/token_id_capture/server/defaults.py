@@ -10,6 +10,14 @@ from typing import Final, Literal, TypeAlias
 Streaming: TypeAlias = Literal["auto", "always", "never"]
 """Whether the engine is asked for a stream where the client wants one: ``auto`` leaves it to the engine adapter."""
 
+InlineSystemSetting: TypeAlias = Literal["auto", "keep", "user", "merge"]
+"""What becomes of a system message behind others: ``auto`` asks the engine whether its template takes one."""
+
+HistorySetting: TypeAlias = Literal["exact", "full", "off"]
+"""How far the history of a client is put back as the policy sampled it."""
+
 ENGINE: Final = "auto"
+INLINE_SYSTEM: Final = "auto"
+HISTORY: Final = "exact"
 STREAMING: Final = "auto"
 MAX_CONCURRENT_CALLS: Final = 4096

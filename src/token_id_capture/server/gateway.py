@@ -32,7 +32,8 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
-    ``count_refusal`` is called with the error code of each request that is refused for its body.
+    ``budget`` bounds the request bodies that are held. ``count_refusal`` is called with the error code of each
+    request that is refused for its body.
     """
 
     def __init__(
@@ -41,13 +42,14 @@ class Gateway:
         engine: Engine,
         settings: GatewaySettings | None = None,
         *,
+        budget: BodyBudget | None = None,
         count_refusal: Callable[[str], None] = lambda code: None,
     ) -> None:
         self._upstream = upstream
         self._engine = engine
         self._settings = settings or GatewaySettings()
         self._count_refusal = count_refusal
-        self._budget = BodyBudget(self._settings.body_bytes_in_flight)
+        self._budget = budget or BodyBudget(self._settings.body_bytes_in_flight)
         self._known = KnownTexts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import NoDecode
 
-from token_id_capture.server.defaults import MAX_CONCURRENT_CALLS, STREAMING, Streaming
+from token_id_capture.server.defaults import (
+    HISTORY,
+    INLINE_SYSTEM,
+    MAX_CONCURRENT_CALLS,
+    STREAMING,
+    HistorySetting,
+    InlineSystemSetting,
+    Streaming,
+)
 
 SESSION_HEADERS: Final = (
     "session-id",
@@ -69,6 +77,27 @@ class GatewaySettings(BaseModel):
     )
     tokenize_prompts: bool = Field(
         False, description="Ask the engine's tokenizer for prompt ids that its responses lack: more requests a call."
+    )
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="The engine's model, for calls in Messages, Responses or Gemini whatever model they name; "
+        "responses repeat the client's name.",
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="The most tokens that such a call asks the engine for; by default as many as its client wants.",
+    )
+    inline_system: InlineSystemSetting = Field(
+        INLINE_SYSTEM,
+        description="System messages behind others in such calls: keep, user (the same text from the user), merge "
+        "(into the first one), or auto (keep, or user if the engine's template refuses them).",
+    )
+    history: HistorySetting = Field(
+        HISTORY,
+        description="What clients rewrote in the history of such calls: exact undoes it, full also puts back the "
+        "reasoning that they dropped, off leaves it.",
     )
     session_headers: Annotated[tuple[str, ...], NoDecode] = Field(
         SESSION_HEADERS, description="The request headers that are stored, separated by commas."

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from token_id_capture.cli.options import DatabaseOption, fail, printable, run
+from token_id_capture.cli.options import DatabaseOption, LogFormat, fail, printable, run
 from token_id_capture.cli.serving.keys import check_key_file
 from token_id_capture.cli.serving.listening import address_of, listener_at
 from token_id_capture.cli.serving.options import (
@@ -21,10 +22,14 @@ from token_id_capture.cli.serving.options import (
     ConcurrencyOption,
     EngineOption,
     FreeSpaceOption,
+    HistoryOption,
     HostOption,
+    InlineSystemOption,
     InsecureOption,
     KeyOption,
     LogFormatOption,
+    MaxTokensOption,
+    ModelOption,
     PortOption,
     ShutdownOption,
     StreamingOption,
@@ -54,6 +59,10 @@ def serve(
     engine: EngineOption = defaults.ENGINE,
     streaming: StreamingOption = defaults.STREAMING,
     tokenize_prompts: TokenizePromptsOption = False,
+    model: ModelOption = None,
+    max_tokens: MaxTokensOption = None,
+    inline_system: InlineSystemOption = defaults.INLINE_SYSTEM,
+    history: HistoryOption = defaults.HISTORY,
     api_key_file: KeyOption = None,
     upstream_api_key_file: UpstreamKeyOption = None,
     insecure: InsecureOption = False,
@@ -74,23 +83,12 @@ def serve(
     TOKCAP_SESSION_HEADERS, the request headers that are stored, separated by commas, and
     TOKCAP_ALLOWED_HOSTS, names under which a gateway without a key may be called.
     """
+    options = locals()
     if log_format == "json":
         from token_id_capture.cli.serving.logs import warn_in_json
 
         warn_in_json()
-    settings = _settings(
-        upstream=upstream,
-        database=database,
-        engine=engine,
-        streaming=streaming,
-        tokenize_prompts=tokenize_prompts,
-        api_key_file=_checked(api_key_file),
-        upstream_api_key_file=_checked(upstream_api_key_file),
-        max_concurrent_calls=max_concurrent_calls,
-        free_space_floor=free_space_floor,
-        log_format=log_format,
-        access_log=access_log,
-    )
+    settings = _settings(options)
     address = address_of(host, port, guarded=api_key_file is not None or insecure)
     if check:
         _check_upstream(settings.upstream)
@@ -99,12 +97,21 @@ def serve(
     if check:
         settings = _check_engine(settings)
     os.environ.update(settings.as_environment())
-    from token_id_capture.cli.serving.logs import announce
     from token_id_capture.cli.serving.supervisor import run_server
 
-    shown = f"[{host}]" if ":" in host else host
-    announce(f"listening on http://{shown}:{listener.getsockname()[1]}", log_format)
+    _announce_addresses(host, listener.getsockname()[1], log_format)
     run_server(listener, workers, shutdown_seconds, log_format)
+
+
+def _announce_addresses(host: str, port: int, log_format: LogFormat) -> None:
+    """Tell where harnesses find a rollout, and where the gateway listens."""
+    from token_id_capture.cli.serving.logs import announce
+
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    base = f"{address}/ng-rollout/ROLLOUT/training-token-capture"
+    announce(f"base URL of a rollout for Claude Code and Gemini CLI: {base}", log_format)
+    announce(f"base URL of a rollout for Codex, OpenCode and OpenAI clients: {base}/v1", log_format)
+    announce(f"listening on {address}", log_format)
 
 
 def _checked(key_file: Path | None) -> str | None:
@@ -115,7 +122,8 @@ def _checked(key_file: Path | None) -> str | None:
     return str(key_file.absolute())
 
 
-def _settings(**options: Any) -> WorkerSettings:
+def _settings(options: Mapping[str, Any]) -> WorkerSettings:
+    """The settings that options of the same names give; the files of keys are read once."""
     from pydantic import ValidationError
 
     from token_id_capture.cli.serving.settings import WorkerSettings
@@ -124,8 +132,10 @@ def _settings(**options: Any) -> WorkerSettings:
 
     parse_upstream(options["upstream"])
     make_engine(options["engine"])
+    given = {name: value for name, value in options.items() if name in WorkerSettings.model_fields}
+    given |= {name: _checked(given[name]) for name in ("api_key_file", "upstream_api_key_file")}
     try:
-        return WorkerSettings(**options)
+        return WorkerSettings(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(f"TOKCAP_{str(first['loc'][0]).upper()}: {first['msg']}") from error

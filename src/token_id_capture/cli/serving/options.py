@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from token_id_capture.cli.options import LogFormat
-from token_id_capture.server.defaults import Streaming
+from token_id_capture.server.defaults import HistorySetting, InlineSystemSetting, Streaming
 
 UpstreamOption = Annotated[
     str,
@@ -28,6 +28,42 @@ StreamingOption = Annotated[
         envvar="TOKCAP_STREAMING",
         help="Whether a stream is also asked of the engine. If not, the client's is made from the whole response; "
         "auto: where the engine's would lack ids.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        envvar="TOKCAP_MODEL",
+        metavar="NAME",
+        help="The engine's model for calls in Messages, Responses or Gemini, whatever model they name; responses "
+        "repeat the client's name.",
+    ),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        envvar="TOKCAP_MAX_TOKENS",
+        min=1,
+        help="The most tokens that such a call asks the engine for: Claude Code asks for 32,000 and more, and engines "
+        "refuse what exceeds their context.",
+    ),
+]
+InlineSystemOption = Annotated[
+    InlineSystemSetting,
+    typer.Option(
+        envvar="TOKCAP_INLINE_SYSTEM",
+        help="System messages behind others in such calls: keep; user, the same text from the user; merge, into the "
+        "first one; auto, keep unless the engine's template refuses them, then user.",
+    ),
+]
+HistoryOption = Annotated[
+    HistorySetting,
+    typer.Option(
+        envvar="TOKCAP_HISTORY",
+        help="What clients rewrote in the history of such calls: exact undoes it; full also puts back the reasoning "
+        "that they dropped; off leaves it.",
     ),
 ]
 TokenizePromptsOption = Annotated[

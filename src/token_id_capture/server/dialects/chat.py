@@ -75,6 +75,11 @@ class ChatRequest:
     seals_reasoning: bool = True
     echoed: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_inline_system(self) -> bool:
+        """Whether a system message stands behind another message."""
+        return any(message["role"] == "system" for message in self.body["messages"][1:])
+
     def encoded(self) -> bytes:
         """The body in JSON.
 
@@ -84,7 +89,7 @@ class ChatRequest:
         try:
             return orjson.dumps(self.body)
         except orjson.JSONEncodeError as error:
-            raise InvalidRequestError("", f"the request cannot be written as a chat completion: {error}") from error
+            raise InvalidRequestError("", f"the request is nested too deeply ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,11 @@ class Ending:
     usage: Usage
     has_calls: bool
     stop_string: str | None = None
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the engine gave up, so that nobody may act on what there is."""
+        return self.finish is Finish.ABORT
 
 
 @dataclass(slots=True)

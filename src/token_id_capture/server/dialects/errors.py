@@ -57,6 +57,8 @@ def gemini_error(status: int, message: str, code: str | None) -> dict[str, Any]:
 def error_envelope(dialect: Dialect | None, status: int, message: str, code: str | None) -> dict[str, Any]:
     """The envelope of a dialect; None is a native call."""
     if dialect is Dialect.MESSAGES:
+        # In Anthropic's words, on which Claude Code shortens its history.
+        message = f"prompt is too long: {message}" if code == CONTEXT_LENGTH_CODE else message
         return messages_error(status, message, code)
     if dialect is Dialect.GEMINI:
         return gemini_error(status, message, code)

@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,7 +18,8 @@ from token_id_capture.server.http.metrics import GatewayMetrics
 
 
 class ApiKeyMiddleware:
-    """Answers 401 unless ``Authorization: Bearer KEY`` or ``x-api-key: KEY`` is sent.
+    """Answers 401 unless the key is sent as ``Authorization: Bearer KEY``, in ``x-api-key`` or ``x-goog-api-key``,
+    or as ``key`` of the query.
 
     ``open_paths`` need no key; the application must answer them itself. A websocket handshake
     that a server made a scope of its own is let through, for the gateway refuses all of them.
@@ -38,20 +39,25 @@ class ApiKeyMiddleware:
             # Who has no key is not to hold a connection.
             await self._app(scope, receive, partial(_send_closing, send))
             return
-        if not self._is_sent(scope["headers"]):
+        if not self._is_sent(scope["headers"], scope["query_string"]):
             self._metrics.unauthorized.inc()
-            message = "The gateway's API key is missing or wrong: send it as Authorization: Bearer, or as x-api-key."
+            message = (
+                "The gateway's API key is missing or wrong: send it as Authorization: Bearer, as x-api-key or as "
+                "x-goog-api-key."
+            )
             headers = {"www-authenticate": "Bearer"}
             await send_error(scope, receive, partial(_send_closing, send), 401, message, "invalid_api_key", **headers)
             return
         # A header of any name that repeats the key would carry it to the engine.
         kept = [(name, value) for name, value in scope["headers"] if not self._is_key(value, _bearer(value))]
-        await self._app(dict(scope, headers=kept), receive, send)
+        query = b"&".join(part for part in scope["query_string"].split(b"&") if not self._is_key(_query_key(part)))
+        await self._app(dict(scope, headers=kept, query_string=query), receive, send)
 
-    def _is_sent(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _is_sent(self, headers: Iterable[tuple[bytes, bytes]], query: bytes) -> bool:
         named = [(name.lower(), value) for name, value in headers]
         bearers = [_bearer(value) for name, value in named if name == b"authorization"]
-        return self._is_key(*bearers, *(value for name, value in named if name == b"x-api-key"))
+        keys = [value for name, value in named if name in (b"x-api-key", b"x-goog-api-key")]
+        return self._is_key(*bearers, *keys, *map(_query_key, query.split(b"&")))
 
     def _is_key(self, *candidates: bytes) -> bool:
         # All are compared, so that the time says nothing of which one it was.
@@ -62,6 +68,12 @@ def _bearer(value: bytes) -> bytes:
     """The token of a value ``Bearer TOKEN``; empty for any other."""
     scheme, _, token = value.strip().partition(b" ")
     return token if scheme.lower() == b"bearer" else b""
+
+
+def _query_key(part: bytes) -> bytes:
+    """The value of the part ``key=VALUE`` of a query; empty for any other."""
+    name, _, value = part.partition(b"=")
+    return unquote_to_bytes(value) if name == b"key" else b""
 
 
 async def _send_closing(send: Send, message: Message) -> None:

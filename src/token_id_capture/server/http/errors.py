@@ -1,4 +1,4 @@
-"""Responses that the server makes itself, in the shape that OpenAI clients show to their users."""
+"""Responses that the server makes itself, in the shape that the client of each dialect shows to its users."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from token_id_capture.server.dialects.errors import error_envelope
+from token_id_capture.server.dialects.paths import dialect_of
+
 
 async def send_error(
     scope: Scope, receive: Receive, send: Send, status: int, message: str, code: str, **headers: str
 ) -> None:
-    """Answer with ``{"error": {"message", "type", "param", "code"}}``."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    body = orjson.dumps({"error": error})
+    """Answer in the envelope of the dialect that the path is of; else in that of OpenAI's chat."""
+    dialect = dialect_of(scope["path"]) if scope["type"] == "http" else None
+    body = orjson.dumps(error_envelope(dialect, status, message, code))
     response = Response(body, status, headers, media_type="application/json")
     await response(scope, receive, send)
 

@@ -37,8 +37,8 @@ _HOP_BY_HOP: Final = frozenset(
 )
 # The gateway reads the whole request body, so it answered "Expect: 100-continue" itself.
 _REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect"})
-# The headers in which clients of OpenAI's and of Anthropic's interface send their key.
-_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+# The headers in which clients of OpenAI's, Anthropic's and Google's interfaces send their key.
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 # uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being

@@ -16,6 +16,7 @@ _HARMLESS_STEPS = frozenset(
         # questions about text
         "apply-template",
         "classify",
+        "countTokens",
         "count_tokens",
         "derender",
         "detokenize",
@@ -111,6 +112,11 @@ def kind_of(method: str, path: str, captured: Collection[str] = OPENAI_PATHS) ->
     step = path.rpartition("/")[2]
     harmless = step in _HARMLESS_STEPS or step.rpartition(":")[2] in _HARMLESS_VERBS
     return Kind.HARMLESS if harmless and not _AMBIGUOUS.search(path) else Kind.UNCAPTURED
+
+
+def _last_step(path: str) -> str:
+    """The last step of a path, or what follows its colon, as in ``models/M:countTokens``."""
+    return path.rpartition("/")[2].rpartition(":")[2]
 
 
 def expected_choices(endpoint: Endpoint, body: Mapping[str, Any]) -> int:

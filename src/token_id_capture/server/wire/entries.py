@@ -145,6 +145,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, response: En
         "parent_agent": context.origin.parent_agent,
         "purpose": context.origin.purpose,
         "offers_tools": context.origin.offers_tools,
+        "translation": context.translation,
         **({"session_headers": request.session_headers} if request.session_headers else {}),
     }
     entries: list[TokenEntry] = []

@@ -8,6 +8,7 @@ import orjson
 
 from token_id_capture.server.dialects.blocks import Block, BlockKind
 from token_id_capture.server.dialects.chat import ChatRequest, Ending
+from token_id_capture.server.dialects.errors import CONTEXT_LENGTH_CODE
 from token_id_capture.server.dialects.responses.response import ItemWriter, ended_response, response_head
 from token_id_capture.server.dialects.responses.tools import custom_input
 
@@ -57,7 +58,8 @@ class ResponsesWriter:
         return self._event(f"response.{response['status']}", {"response": response})
 
     def fail(self, status: int, message: str, code: str) -> bytes:
-        error = {"code": code, "message": message}
+        known = code if code in (CONTEXT_LENGTH_CODE, "rate_limit_exceeded") else "server_error"
+        error = {"code": "rate_limit_exceeded" if status == 429 else known, "message": message}
         response = {**self._head, "status": "failed", "error": error, "output": self._output}
         return self._event("response.failed", {"response": response})
 
