@@ -285,6 +285,24 @@ def test_a_damaged_rollout_is_named_and_left_out(tokcap: RunTokcap, tmp_path: Pa
     assert [row["rollout_id"] for row in lines(tmp_path / "out.jsonl")] == ["frozen"]
 
 
+def test_several_processes_write_what_one_writes(
+    tokcap: RunTokcap, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    database = tmp_path / "captures.db"
+    database.write_bytes(database_with(400, tmp_path_factory).read_bytes())
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("DROP TRIGGER snapshot_entries_immutable")
+        damage = "UPDATE snapshot_entries SET generation = zeroblob(length(generation)) WHERE rowid % 100 = 7"
+        connection.execute(damage)
+        connection.commit()
+    one, two = (
+        tokcap("export", "-d", database, "-o", tmp_path / f"{jobs}.jsonl", "--jobs", jobs, "--json") for jobs in (1, 2)
+    )
+    assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
+    assert one.returncode == 1
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes() != b""
+
+
 def test_rows_can_go_to_a_pipe(tokcap: RunTokcap, database: Path) -> None:
     done = tokcap("export", "-d", database, "-o", "-")
     assert [json.loads(line)["rollout_id"] for line in done.stdout.splitlines()] == ["delivered", "frozen"]
@@ -332,13 +350,13 @@ def test_a_reader_of_the_pipe_that_leaves_early_gets_no_complaint(long_rollouts:
     process.stderr.close()
 
 
-@pytest.mark.parametrize("rows", ["long", "short"])
+@pytest.mark.parametrize(("rows", "jobs"), [("long", 1), ("short", 1), ("long", 2)])
 def test_an_interrupt_ends_the_export_at_once_in_one_line(
-    long_rollouts: Path, tmp_path_factory: pytest.TempPathFactory, rows: str
+    long_rollouts: Path, tmp_path_factory: pytest.TempPathFactory, rows: str, jobs: int
 ) -> None:
     # Of short rows some wait in a buffer.
     database = long_rollouts if rows == "long" else database_with(4_000, tmp_path_factory)
-    process = start("export", "-d", database, "-o", "-", "--include-open")
+    process = start("export", "-d", database, "-o", "-", "--include-open", "--jobs", jobs)
     assert process.stdout is not None
     assert process.stderr is not None
     # From here on nobody reads, so the command waits in a write.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
+import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
-from token_id_capture.errors import TokenCaptureError, UnknownRolloutError
+from token_id_capture.export.parts import Choice, Part, read_parts, read_parts_together
 from token_id_capture.export.record_fields import RecordFields
-from token_id_capture.export.rows import Row, call_rows, trajectory_rows, why_masked
-from token_id_capture.lifecycle import Sequences, State
-from token_id_capture.rebuild import build_snapshot
-from token_id_capture.store.read.evidence import Evidence, count_rollouts, read_evidence, rollout_ids
+from token_id_capture.export.rows import Row
+from token_id_capture.lifecycle import State
+from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.read.evidence import count_rollouts, rollout_ids
+
+_WORTH_PROCESSES: Final = 5_000
+"""Rollouts from which on the start of more processes is soon made up for."""
 
 
 class RowWriter(Protocol):
@@ -41,28 +45,27 @@ class Exported:
 
 
 class Exporter:
-    """One export; ``show`` is told how many of how many rollouts are done."""
+    """One export; ``show`` is told how many of how many rollouts are done.
+
+    ``jobs`` processes read the rollouts; 0 is as many as there are processors, if the rollouts are many.
+    """
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        database: Path,
         writer: RowWriter,
+        choice: Choice,
         *,
-        per_request: bool = False,
-        include_open: bool = False,
-        sequences: Sequences = Sequences.MAIN,
-        models: Collection[str] | None = None,
         fields: RecordFields | None = None,
+        jobs: int = 0,
         show: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self._connection = connection
+        self._database = database
         self._writer = writer
-        self._per_request = per_request
-        self._sequences = sequences
-        self._models = models
-        self._states = (State.FROZEN, State.OPEN) if include_open else (State.FROZEN,)
+        self._choice = choice
         self._fields = fields
         self._absent = fields.absent if fields else {}
+        self._jobs = jobs
         self._show = show
         self._exported = Exported()
 
@@ -71,47 +74,39 @@ class Exporter:
 
         Raises:
             OSError: the output cannot be written.
+            UnusableDatabaseError: the database cannot be read.
         """
-        total = count_rollouts(self._connection, self._states)
-        if State.OPEN not in self._states:
-            self._exported.open_rollouts = count_rollouts(self._connection, (State.OPEN,))
-        for done, rollout_id in enumerate(rollout_ids(self._connection, self._states)):
-            self._show(done, total)
-            self._export(rollout_id)
+        choice = self._choice
+        with read_only(self._database) as connection:
+            total = count_rollouts(connection, choice.states)
+            if State.OPEN not in choice.states:
+                self._exported.open_rollouts = count_rollouts(connection, (State.OPEN,))
+            scored = self._fields.scored if self._fields else lambda rollout_id: None
+            asked = ((rollout_id, scored(rollout_id)) for rollout_id in rollout_ids(connection, choice.states))
+            jobs = self._jobs or (os.cpu_count() or 1 if total >= _WORTH_PROCESSES else 1)
+            parts = (
+                read_parts(connection, choice, asked)
+                if jobs == 1
+                else read_parts_together(self._database, choice, asked, jobs)
+            )
+            for done, part in enumerate(parts):
+                self._show(done, total)
+                self._write(part)
         self._writer.finish()
         self._show(total, total)
         return self._exported
 
-    def _export(self, rollout_id: str) -> None:
-        try:
-            evidence = read_evidence(self._connection, rollout_id, everything=False)
-            rows = self._rows(evidence) if evidence.state in self._states else []
-            self._write(rollout_id, rows)
-        except UnknownRolloutError:
-            pass
-        except TokenCaptureError as error:
-            self._exported.damaged.append(str(error))
-
-    def _rows(self, evidence: Evidence) -> Iterable[Row]:
-        if self._per_request:
-            return call_rows(evidence)
-        scored = self._fields.scored(evidence.rollout_id) if self._fields else None
-        build = build_snapshot(evidence.snapshot, sequences=self._sequences, models=self._models, scored=scored)
-        reason = why_masked(evidence, build)
-        if reason is not None:
-            self._exported.masked[reason] += 1
-            return []
-        self._exported.masked.update(row.reason for row in build.rows if row.reasons)
-        return trajectory_rows(evidence, build)
-
-    def _write(self, rollout_id: str, rows: Iterable[Row]) -> None:
-        exported, before = self._exported, self._exported.rows
-        found = self._fields.of(rollout_id) if self._fields else {}
-        for row in rows:
+    def _write(self, part: Part) -> None:
+        exported = self._exported
+        exported.masked.update(part.masked)
+        if part.damage is not None:
+            exported.damaged.append(part.damage)
+        found = self._fields.of(part.rollout_id) if self._fields else {}
+        for row in part.rows:
             self._writer.write({**row, **(found if found is not None else self._absent)})
             exported.rows += 1
             exported.tokens += len(row["token_ids"])
             exported.sampled_tokens += row["loss_mask"].count(1)
-        if exported.rows > before:
+        if part.rows:
             exported.rollouts += 1
             exported.without_record += found is None

@@ -60,6 +60,7 @@ class Plan:
     include_open: bool
     sequences: Sequences
     models: tuple[str, ...] | None
+    jobs: int
 
 
 def export(
@@ -88,6 +89,9 @@ def export(
     ] = None,
     sequences: SequencesOption = Sequences.MAIN,
     models: ModelsOption = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes that read; 0: one a processor where there are many rollouts.")
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Export the sequences of all rollouts that are in the database.
@@ -101,7 +105,7 @@ def export(
     """
     names = _field_names(fields, records)
     plan = Plan(
-        database, output, _format(output, file_format), per_request, include_open, sequences, model_names(models)
+        database, output, _format(output, file_format), per_request, include_open, sequences, model_names(models), jobs
     )
     if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
         fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
@@ -174,21 +178,22 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
     from token_id_capture.export.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
     from token_id_capture.export.jsonl import JsonLines
     from token_id_capture.export.parquet import Parquet
+    from token_id_capture.export.parts import Choice
     from token_id_capture.export.run import Exporter
-    from token_id_capture.store.file.read_only import read_only
+    from token_id_capture.lifecycle import State
 
     columns: tuple[Column, ...] = CALL_COLUMNS if plan.per_request else TRAJECTORY_COLUMNS
     columns = (*columns, *(fields.columns() if fields else ()))
-    with read_only(database_file(plan.database)) as connection, _stream(plan.output) as stream:
+    database = database_file(plan.database)
+    states = (State.FROZEN, State.OPEN) if plan.include_open else (State.FROZEN,)
+    with _stream(plan.output) as stream:
         writer = Parquet(stream, columns) if plan.file_format is FileFormat.PARQUET else JsonLines(stream)
         exporter = Exporter(
-            connection,
+            database,
             writer,
-            per_request=plan.per_request,
-            include_open=plan.include_open,
-            sequences=plan.sequences,
-            models=plan.models,
+            Choice(plan.per_request, states, plan.sequences, plan.models),
             fields=fields,
+            jobs=plan.jobs,
             show=lambda done, total: show("export", done, total),
         )
         return exporter.run()
