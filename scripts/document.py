@@ -1,6 +1,6 @@
 """What the documentation repeats from the code. ``scripts/document`` writes it; a test compares it.
 
-In README.md a table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+In README.md and docs/continuity.md a table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from token_id_capture.cli.main import app
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 COMMANDS = ROOT / "docs" / "commands.md"
+CONTINUITY = ROOT / "docs" / "continuity.md"
 
 
 def readme(text: str) -> str:
@@ -30,16 +31,25 @@ def readme(text: str) -> str:
         "release reasons": _reasons(reasons.RELEASE_REASONS),
         "commands": _table(("command", "what it does"), _summaries()),
     }
+    return _filled(text, tables)
+
+
+def continuity(text: str) -> str:
+    """The page on continuity with its table of reasons brought up to date."""
+    return _filled(text, {"continuity reasons": _reasons(reasons.CONTINUITY_REASONS)})
+
+
+def _filled(text: str, tables: Mapping[str, str]) -> str:
     for name, table in tables.items():
         block = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         # Not as a template, in which a backslash of the table would mean something.
-        text, found = block.subn(partial(_filled, table), text)
+        text, found = block.subn(partial(_block, table), text)
         if found != 1:
-            raise ValueError(f"README.md has {found} blocks {name!r} instead of one")
+            raise ValueError(f"the page has {found} blocks {name!r} instead of one")
     return text
 
 
-def _filled(table: str, block: re.Match[str]) -> str:
+def _block(table: str, block: re.Match[str]) -> str:
     return f"{block[1]}{table}{block[2]}"
 
 
@@ -125,7 +135,8 @@ def main() -> None:
     COMMANDS.parent.mkdir(exist_ok=True)
     README.write_text(readme(README.read_text("utf-8")), "utf-8")
     COMMANDS.write_text(commands(), "utf-8")
-    print(f"wrote {README.name} and {COMMANDS.relative_to(ROOT)}")
+    CONTINUITY.write_text(continuity(CONTINUITY.read_text("utf-8")), "utf-8")
+    print(f"wrote {README.name}, {COMMANDS.relative_to(ROOT)} and {CONTINUITY.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

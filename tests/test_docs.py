@@ -61,6 +61,8 @@ def every_block(language: str) -> pytest.MarkDecorator:
 def test_the_generated_parts_are_up_to_date() -> None:
     assert document.readme(README) == README, "run scripts/document"
     assert document.COMMANDS.read_text("utf-8") == document.commands(), "run scripts/document"
+    page = document.CONTINUITY.read_text("utf-8")
+    assert document.continuity(page) == page, "run scripts/document"
 
 
 @pytest.mark.parametrize("name", list(document.all_commands()))

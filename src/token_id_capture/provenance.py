@@ -87,10 +87,10 @@ class HistoryLink:
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """A stored call with its link. ``length`` is that of prompt and generation in tokens, and ``order`` rises
-    with each call that is stored."""
+    """A stored call with its link. ``prompt_length`` is in tokens, and ``order`` rises with each call that is
+    stored."""
 
     model_call_id: str
     link: HistoryLink
-    length: int
+    prompt_length: int
     order: int

@@ -40,6 +40,7 @@ SEVERAL_MODELS: Final = "several_models"
 UNKNOWN_SCORED_ANSWER: Final = "unknown_scored_answer"
 UNRESOLVED_RETRY: Final = "unresolved_retry"
 
+CONTINUITY_FAILED: Final = "continuity_failed"
 ENDS_WITH_ANSWER: Final = "ends_with_answer"
 ENGINE_IGNORED_IDS: Final = "engine_ignored_ids"
 FIRST: Final = "first"
@@ -103,6 +104,7 @@ RELEASE_REASONS: Final[dict[str, str]] = {
 
 
 CONTINUITY_REASONS: Final[dict[str, str]] = {
+    CONTINUITY_FAILED: "Deciding on the prompt failed on an unexpected error, which is in the log.",
     ENDS_WITH_ANSWER: "The last message is an answer that the policy is to go on with.",
     ENGINE_IGNORED_IDS: "The engine read another prompt than the one that was sent, so continuity was turned off.",
     FIRST: "The request restates no answer, so there is nothing to continue.",

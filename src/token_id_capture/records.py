@@ -120,6 +120,7 @@ class TokenEntry(BaseModel):
     created_at: float = Field(default=0.0, allow_inf_nan=False)
     response_id: str | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     weight_version: str | None = None
     sampling: dict[str, Any] | None = None
     log_probs_mode: str | None = None

@@ -69,7 +69,8 @@ async def test_an_engine_that_sends_everything_is_found_and_found_good(tokcap: R
     async with serve_engine(policy) as url:
         done = await asyncio.to_thread(tokcap, "check", "-u", url)
         assert done.returncode == 0, done.stdout
-        head, table, *rows = done.stdout.splitlines()
+        head, table, *rows, continuity = done.stdout.splitlines()
+        assert continuity == "--continuity: template and exact"
         assert head == f"{url}: vllm 0.32.0, model policy (says /version)"
         assert table.split("  ")[0] == "mode"
         assert [row.split("  ")[0] for row in rows] == [
@@ -80,8 +81,8 @@ async def test_an_engine_that_sends_everything_is_found_and_found_good(tokcap: R
             "completion, streamed",
         ]
         assert all("exact" in row for row in rows)
-        # Five calls of a few tokens each: that is what it costs.
-        assert len(policy.calls) == 5
+        # Seven calls of a few tokens each: that is what it costs.
+        assert len(policy.calls) == 7
         assert max(call.body["max_tokens"] for call in policy.calls) == 16
 
 

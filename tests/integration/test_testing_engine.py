@@ -339,8 +339,8 @@ async def test_a_body_that_is_no_object_is_refused(client: Client, content: str)
 
 
 async def test_a_token_prompt_outside_the_vocabulary_is_refused(client: Client) -> None:
-    status, body = await client.post("/v1/completions", {"prompt": [1, 268]})
-    assert (status, body["error"]["message"]) == (400, "Token id 268 is out of vocabulary")
+    status, body = await client.post("/v1/completions", {"prompt": [1, 269]})
+    assert (status, body["error"]["message"]) == (400, "Token id 269 is out of vocabulary")
 
 
 async def test_the_side_endpoints_answer(client: Client) -> None:
@@ -369,7 +369,7 @@ async def test_a_chat_may_bring_the_ids_of_its_prompt(client: Client) -> None:
         said = [entry["logprob"] for entry in told["choices"][0]["logprobs"]["content"]]
         assert said == Policy().log_probs_of([*given, *told["choices"][0]["token_ids"]])[len(given) :]
     assert (await client.chat({**body, "kv_transfer_params": {"prompt_token_ids": ids[:-1]}})) != plain
-    for wrong in ([], [-1], [268], ["1"], "1"):
+    for wrong in ([], [-1], [269], ["1"], "1"):
         status, _ = await client.post(
             "/v1/chat/completions", {**body, "kv_transfer_params": {"prompt_token_ids": wrong}}
         )
@@ -385,7 +385,7 @@ async def test_the_tokenizer_endpoints_undo_each_other(client: Client) -> None:
     assert text == {"prompt": "<|begin|><|user|>hello<|end|><|begin|><|assistant|>"}
     _, closed = await client.post("/tokenize", {"messages": HELLO["messages"], "add_generation_prompt": False})
     assert rendered["tokens"][: len(closed["tokens"])] == closed["tokens"]
-    assert (await client.post("/detokenize", {"tokens": [268]}))[0] == 400
+    assert (await client.post("/detokenize", {"tokens": [269]}))[0] == 400
 
 
 async def test_a_template_that_drops_reasoning_breaks_the_prefix_and_one_that_keeps_it_does_not(client: Client) -> None:

@@ -41,7 +41,7 @@ async def test_a_call_is_found_by_its_chain_and_by_no_other(store: TokenCaptureS
     await store.put(call("b", [1, 2, 3], [4]))
     await store.put(call("c", [1, 2, 3], [5], rollout_id="other"), link("one"))
     (found,) = await store.find_calls("r", [link("one").chain, link("two").chain])
-    assert (found.model_call_id, found.length) == ("a", 2)
+    assert (found.model_call_id, found.prompt_length) == ("a", 1)
     assert found.link == link("one", reasoning=b"r", call_ids=b"c", ended=False)
     assert await store.find_calls("r", [link("two").chain]) == []
     assert await store.find_calls("r", []) == []

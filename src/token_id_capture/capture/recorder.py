@@ -7,6 +7,7 @@ snapshot incomplete. A cancelled call is the same: nothing is written, and its o
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from time import time
@@ -23,7 +24,15 @@ from token_id_capture.errors import (
     RolloutRetiredError,
 )
 from token_id_capture.lifecycle import UNTOLD
-from token_id_capture.protocols import AttributedCalls, CallIntents, TokenSink, mark_of, missing_methods
+from token_id_capture.protocols import (
+    AttributedCalls,
+    CallIntents,
+    RemembersHistories,
+    TokenSink,
+    mark_of,
+    missing_methods,
+)
+from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry, extract_token_fields, response_to_output_items
 
 SCOPE_KEY: Final = "token_id_capture.call"
@@ -88,9 +97,10 @@ class CallRecorder:
             else:
                 await self.commit([entry])
 
-    async def commit(self, entries: Sequence[TokenEntry]) -> None:
+    async def commit(self, entries: Sequence[TokenEntry], histories: Sequence[HistoryLink | None] = ()) -> None:
         """Store the choices of the call, the first under the call's own id. Never raises an ``Exception``.
 
+        ``histories`` has for each of them by what a later request is recognised as its continuation.
         The first is written last, as its ``put`` ends the intent: a crash in between must leave the
         intent open.
         """
@@ -101,8 +111,9 @@ class CallRecorder:
             if (unusable := _unusable(entry)) is not None:
                 await self.flag(*unusable)
                 return
-        for entry in (*entries[1:], *entries[:1]):
-            if not await self._put(sink, entry):
+        stored = list(itertools.zip_longest(entries, histories))
+        for entry, history in (*stored[1:], *stored[:1]):
+            if not await self._put(sink, entry, history):
                 return
         self.context.committed = True
 
@@ -132,9 +143,12 @@ class CallRecorder:
         except Exception:
             _logger.exception("closing the intent of %s failed, so it masks the rollout", context)
 
-    async def _put(self, sink: TokenSink, entry: TokenEntry) -> bool:
+    async def _put(self, sink: TokenSink, entry: TokenEntry, history: HistoryLink | None) -> bool:
         try:
-            await sink.put(entry)
+            if history is None:
+                await sink.put(entry)
+            else:
+                await cast(RemembersHistories, sink).put(entry, history)
         except (RolloutFrozenError, RolloutRetiredError) as late:
             # No flag: it would raise the version of a snapshot that a consumer may have used already.
             _logger.warning("%s came too late: %s", self.context, late)

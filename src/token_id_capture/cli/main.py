@@ -30,6 +30,7 @@ from token_id_capture.cli.commands import (
     verify,
 )
 from token_id_capture.cli.options import EXIT_INTERRUPTED, EXIT_UNUSABLE, give_up, show_warnings
+from token_id_capture.cli.serving.options import ServeCommand
 from token_id_capture.errors import TokenCaptureError
 
 DEBUG_VARIABLE = "TOKCAP_DEBUG"
@@ -57,7 +58,7 @@ app.command("gym")(gym.gym)
 app.command("ls")(ls.ls)
 app.command("prune")(prune.prune)
 app.command("report")(report.report)
-app.command("serve")(serve.serve)
+app.command("serve", cls=ServeCommand)(serve.serve)
 app.command("show")(show.show)
 app.command("sql")(sql.sql)
 app.command("vacuum")(vacuum.vacuum)

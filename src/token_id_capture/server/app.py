@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from token_id_capture.errors import ReplacedDatabaseError
 from token_id_capture.protocols import TokenSink
+from token_id_capture.server.continuity.continuer import continuer_for
 from token_id_capture.server.defaults import ENGINE
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine, keeps_connections
@@ -48,7 +49,8 @@ def create_app(
     At startup the sink is opened if it has an ``open``; at shutdown it is closed, after the calls in flight.
 
     Raises:
-        ConfigurationError: the upstream is no URL, or the engine is unknown.
+        ConfigurationError: the upstream is no URL, the engine is unknown, or continuity is wanted of an engine or
+            a sink that cannot do it.
     """
     settings = settings or GatewaySettings()
     adapter = make_engine(engine) if isinstance(engine, str) else engine
@@ -60,8 +62,12 @@ def create_app(
         keep_alive=keeps_connections(adapter),
     )
     metrics = GatewayMetrics()
+    named = engine if isinstance(engine, str) else type(engine).__name__
+    continuer = continuer_for(adapter, settings.continuity, sink, connections, metrics, name=named)
     budget = BodyBudget(settings.body_bytes_in_flight)
-    gateway = Gateway(connections, adapter, settings, budget=budget, count_refusal=metrics.count_refusal)
+    gateway = Gateway(
+        connections, adapter, settings, budget=budget, continuer=continuer, count_refusal=metrics.count_refusal
+    )
     translated = DialectTranslation(
         gateway, settings, InlineSystemProbe(connections), budget=budget, count_refusal=metrics.count_refusal
     )

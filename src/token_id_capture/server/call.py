@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.capture.recorder import CallRecorder
+from token_id_capture.server.continuity.plan import Plan
 from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
 from token_id_capture.server.http.exchange import Exchanges, Response, header, is_refusal, redirection
@@ -63,6 +64,7 @@ class CapturedCall:
         self._upstream = upstream
         self._settings = settings
         self._recorder = recorder
+        self._plan: Plan | None = None
         self._bodies = BodyReader(known if reads_packed_arrays(engine) else None, recorder.context.rollout_id)
         self._request = CapturedRequest.of(
             body.members, Headers(scope=client.scope), settings.session_headers, settings.log_probs_mode
@@ -70,6 +72,21 @@ class CapturedCall:
         self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage
         self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
+
+    @property
+    def chat(self) -> Mapping[str, Any] | None:
+        """The client's chat; None if it asked another endpoint."""
+        return self._body.members if self._body.endpoint is Endpoint.CHAT else None
+
+    def follow(self, plan: Plan, raw: bytes) -> None:
+        """Send what was decided on the prompt of the client's request ``raw``."""
+        self._plan = plan
+        if plan.fields:
+            sent = self._body.for_engine(self._engine, raw, plan.fields)
+            if sent is None:
+                self._plan = plan.unsent()
+            else:
+                self._sent = [sent]
 
     async def run(self) -> None:
         """Serve the call."""
@@ -137,13 +154,14 @@ class CapturedCall:
             if self._settings.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
                 await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
             entries = entries_from(context, self._request, served)
+            links = [] if self._plan is None else self._plan.recorded(entries, served)
         except NotCapturableError as refused:
             await self._recorder.flag(refused.reason, refused.detail)
         except Exception as error:
             _logger.exception("reading the tokens of call %r failed", context.model_call_id)
             await self._recorder.flag(reasons.CAPTURE_FAILED, f"{type(error).__name__}: {error}")
         else:
-            await self._recorder.commit(entries)
+            await self._recorder.commit(entries, links)
 
     async def _unreadable(self, limit: HangUpLimit, problem: str) -> None:
         """Mark a call whose response cannot be read here, and so may hold what its client must not see."""

@@ -16,8 +16,12 @@ InlineSystemSetting: TypeAlias = Literal["auto", "keep", "user", "merge"]
 HistorySetting: TypeAlias = Literal["exact", "full", "off"]
 """How far the history of a client is put back as the policy sampled it."""
 
-ENGINE: Final = "auto"
 INLINE_SYSTEM: Final = "auto"
 HISTORY: Final = "exact"
+Continuity: TypeAlias = Literal["off", "template", "exact"]
+"""The names of ``provenance.Policy``."""
+
+ENGINE: Final = "auto"
+CONTINUITY: Final = "off"
 STREAMING: Final = "auto"
 MAX_CONCURRENT_CALLS: Final = 4096

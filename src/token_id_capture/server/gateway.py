@@ -5,6 +5,7 @@ What belongs to no captured rollout passes through untouched. See the folder's R
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,8 @@ from token_id_capture import reasons
 from token_id_capture.capture.recorder import CallRecorder, recorder_in
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
 from token_id_capture.server.call import CapturedCall
+from token_id_capture.server.continuity.continuer import Continuer
+from token_id_capture.server.continuity.plan import Plan
 from token_id_capture.server.engines.base import Engine
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit, RefusedRequestError
 from token_id_capture.server.http.errors import refuse_websocket, wants_websocket
@@ -32,7 +35,8 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
-    ``budget`` bounds the request bodies that are held. ``count_refusal`` is called with the error code of each
+    ``budget`` bounds the request bodies that are held, ``continuer`` decides on the prompts of chats.
+    ``count_refusal`` is called with the error code of each
     request that is refused for its body.
     """
 
@@ -43,11 +47,13 @@ class Gateway:
         settings: GatewaySettings | None = None,
         *,
         budget: BodyBudget | None = None,
+        continuer: Continuer | None = None,
         count_refusal: Callable[[str], None] = lambda code: None,
     ) -> None:
         self._upstream = upstream
         self._engine = engine
         self._settings = settings or GatewaySettings()
+        self._continuer = continuer
         self._count_refusal = count_refusal
         self._budget = budget or BodyBudget(self._settings.body_bytes_in_flight)
         self._known = KnownTexts()
@@ -102,11 +108,20 @@ class Gateway:
             # The engine's own error is the answer. Should it be none, the call was not captured.
             unread = _Outcome(recorder, "a body that cannot be read here")
         # Whatever the body is: what the gateway cannot read the engine may, and generate.
-        if not await self._begun(client, recorder):
+        begun, plan = await asyncio.gather(self._begun(client, recorder), self._planned(client, call, recorder))
+        if not begun:
             return None
         if call is None:
             await self._relay(client, raw, unread)
+        elif plan is not None:
+            call.follow(plan, raw)
         return call
+
+    async def _planned(self, client: Client, call: CapturedCall | None, recorder: CallRecorder) -> Plan | None:
+        """What to send in place of the template's prompt, found while the intent is registered."""
+        if self._continuer is None or call is None or call.chat is None:
+            return None
+        return await self._continuer.plan(call.chat, recorder.context.rollout_id, client.scope)
 
     def _prepared(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call as the engine is to be asked; None if the body cannot be read."""

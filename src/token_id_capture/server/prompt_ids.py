@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import orjson
 from starlette.types import Scope
 
 from token_id_capture import reasons
 from token_id_capture.server.engines.base import EngineAnswerError, TokenizesPrompts
-from token_id_capture.server.http.exchange import Exchanges
+from token_id_capture.server.http.exchange import Exchanges, asker
 from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.wire.entries import NotCapturableError
 from token_id_capture.server.wire.request import CallBody
@@ -32,11 +28,8 @@ async def add_prompt_ids(
     if not lacking:
         return
 
-    async def ask(path: str, question: Mapping[str, Any]) -> Any:
-        return await _posted(exchanges, scope, path, question)
-
     try:
-        ids = await engine.prompt_ids(body.endpoint, body.members, ask)
+        ids = await engine.prompt_ids(body.endpoint, body.members, asker(exchanges, scope))
     except (EngineAnswerError, UpstreamError) as error:
         raise NotCapturableError(reasons.NO_TOKEN_IDS, f"no prompt token ids: {error}") from error
     if len(ids) != served.prompt_tokens:
@@ -45,23 +38,3 @@ async def add_prompt_ids(
         raise NotCapturableError(reasons.TOKEN_COUNT_MISMATCH, detail)
     for tokens in lacking:
         tokens.prompt_ids = ids
-
-
-async def _posted(exchanges: Exchanges, scope: Scope, path: str, question: Mapping[str, Any]) -> Any:
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
-    asking = {
-        **scope,
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [*headers, (b"content-type", b"application/json")],
-    }
-    async with exchanges.open(asking, orjson.dumps(question), plain=True) as response:
-        answer = await response.read()
-        if response.status != 200:
-            raise EngineAnswerError(f"POST {path} answered HTTP {response.status}")
-    try:
-        return orjson.loads(answer)
-    except orjson.JSONDecodeError as error:
-        raise EngineAnswerError(f"POST {path} answered no JSON") from error

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import NoDecode
 
+from token_id_capture.provenance import Policy
 from token_id_capture.server.defaults import (
+    CONTINUITY,
     HISTORY,
     INLINE_SYSTEM,
     MAX_CONCURRENT_CALLS,
@@ -98,6 +100,11 @@ class GatewaySettings(BaseModel):
         HISTORY,
         description="What clients rewrote in the history of such calls: exact undoes it, full also puts back the "
         "reasoning that they dropped, off leaves it.",
+    )
+    continuity: Policy = Field(
+        Policy(CONTINUITY),
+        description="Send the exact tokens of the call that a request continues: off, template (where they read the "
+        "same) or exact.",
     )
     session_headers: Annotated[tuple[str, ...], NoDecode] = Field(
         SESSION_HEADERS, description="The request headers that are stored, separated by commas."

@@ -13,6 +13,7 @@ from token_id_capture.testing.template import (
     ARGUMENTS,
     ASSISTANT,
     BEGIN_OF_TURN,
+    DOUBLE_SPACE,
     END_OF_CALL,
     END_OF_THOUGHT,
     END_OF_TURN,
@@ -98,6 +99,8 @@ class Grammar:
             self._state = "called"
         elif token < 256:
             self._advance_byte(token)
+        elif token == DOUBLE_SPACE:
+            self._advance_byte(32)
 
     def _advance_byte(self, byte: int) -> None:
         if self._state == "first":

@@ -32,7 +32,9 @@ ARGUMENTS: Final = 264
 END_OF_CALL: Final = 265
 THINK: Final = 266
 END_OF_THOUGHT: Final = 267
-VOCABULARY_SIZE: Final = 268
+DOUBLE_SPACE: Final = 268
+"""Two spaces as one token, which only a template that cuts otherwise writes."""
+VOCABULARY_SIZE: Final = 269
 
 _ROLES: Final = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 _MARK_TEXTS: Final = {
@@ -48,6 +50,7 @@ _MARK_TEXTS: Final = {
     END_OF_CALL: "</tool_call>",
     THINK: "<think>",
     END_OF_THOUGHT: "</think>",
+    DOUBLE_SPACE: "  ",
 }
 
 # The rule of the OpenAI API. ASCII also means that a name that was cut off by a limit is still text.
@@ -60,12 +63,14 @@ class Habits:
 
     With ``reasoning`` each answer begins with a thought, ``THINK text END_OF_THOUGHT``, whose first mark
     the prompt writes. ``keeps_reasoning`` shows the thoughts of earlier answers; without it they are
-    dropped. ``tidies`` strips the text of earlier answers and writes the arguments of calls anew.
+    dropped. ``tidies`` strips the text of earlier answers and writes the arguments of calls anew. ``merges``
+    cuts the same text into other tokens than the policy does.
     """
 
     reasoning: bool = False
     keeps_reasoning: bool = False
     tidies: bool = False
+    merges: bool = False
 
 
 APPENDING: Final = Habits()
@@ -82,7 +87,12 @@ def decode(token_ids: Iterable[int], *, marks: bool = False) -> str:
     if marks:
         pieces = (_MARK_TEXTS[token].encode() if token >= 256 else bytes((token,)) for token in token_ids)
         return b"".join(pieces).decode("utf-8", "replace")
-    return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
+    spaced = (b"  " if token == DOUBLE_SPACE else bytes((token,)) for token in token_ids if not _is_mark(token))
+    return b"".join(spaced).decode("utf-8", "replace")
+
+
+def _is_mark(token: int) -> bool:
+    return token >= 256 and token != DOUBLE_SPACE
 
 
 def token_text(token: int) -> str:
@@ -124,7 +134,18 @@ def _render_message(message: Mapping[str, Any], position: int, habits: Habits) -
     thought = [THINK, *encode(str(reasoning)), END_OF_THOUGHT] if reasoning and habits.keeps_reasoning else []
     text = _content_text(message.get("content"), position)
     calls = [_render_call(call, position, habits) for call in message.get("tool_calls") or ()]
-    return [*thought, *encode(text.strip() if habits.tidies else text), *(token for call in calls for token in call)]
+    said = encode(text.strip() if habits.tidies else text)
+    return [*thought, *(_merged(said) if habits.merges else said), *(token for call in calls for token in call)]
+
+
+def _merged(tokens: Sequence[int]) -> list[int]:
+    merged: list[int] = []
+    for token in tokens:
+        if token == 32 and merged[-1:] == [32]:
+            merged[-1] = DOUBLE_SPACE
+        else:
+            merged.append(token)
+    return merged
 
 
 def _check_tools(tools: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from token_id_capture.cli.serving.options import (
     UpstreamKeyOption,
     UpstreamOption,
 )
-from token_id_capture.cli.serving.probe import SAID, checked, told
+from token_id_capture.cli.serving.probe import SAID, checked, continuity_of, told
 from token_id_capture.server import defaults
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def check(
     """Ask an engine for a few tokens in each mode, and say what of it can be captured.
 
     Chats, text completions, streams and tools each take one request of at most 16 tokens, through
-    the same code as tokcap serve. Exit code 0: everything that the engine serves is captured, with
-    ids and log probabilities; 1: some of it is not; 2: nothing is, or nobody answers.
+    the same code as tokcap serve; two more try which policies of --continuity work. Exit code 0:
+    everything that the engine serves is captured, with ids and log probabilities; 1: some of it is
+    not; 2: nothing is, or nobody answers.
     """
     result = run(checked(upstream, engine, streaming, tokenize_prompts, upstream_api_key_file, timeout))
     if as_json:
@@ -75,6 +76,7 @@ def _print(result: CheckResult, upstream: str) -> None:
     print(f"{upstream}: {result.found}")
     rows = [(mode.mode, SAID[mode.outcome], mode.tokens or None) for mode in result.modes]
     print_table(("mode", "token ids and log probabilities", "tokens"), rows)
+    print(printable(f"--continuity: {continuity_of(result)}"))
     if result.streaming == "never":
         print("The engine's streams lack some of them, so they are made from whole responses (--streaming never).")
     for line in told(mode for mode in result.modes if mode.outcome != "captured" or mode in result.doubtful):
@@ -90,6 +92,7 @@ def _as_json(result: CheckResult, upstream: str) -> dict[str, Any]:
         "model": result.found.model,
         "streaming": result.streaming,
         "captured": not exit_code(result),
+        "continuity": None if result.continuity is None else asdict(result.continuity),
         "modes": [asdict(mode) for mode in result.modes],
         "problem": result.found.problem,
     }

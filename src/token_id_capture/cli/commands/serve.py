@@ -20,6 +20,7 @@ from token_id_capture.cli.serving.options import (
     AccessLogOption,
     CheckOption,
     ConcurrencyOption,
+    ContinuityOption,
     EngineOption,
     FreeSpaceOption,
     HistoryOption,
@@ -38,13 +39,14 @@ from token_id_capture.cli.serving.options import (
     UpstreamOption,
     WorkersOption,
 )
-from token_id_capture.cli.serving.probe import checked, told
+from token_id_capture.cli.serving.probe import checked, continuity_of, told
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server import defaults
 from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 
 if TYPE_CHECKING:
     from token_id_capture.cli.serving.settings import WorkerSettings
+    from token_id_capture.provenance import Policy
 
 _PROBE_SECONDS = 5.0
 _CHECK_SECONDS = 120.0
@@ -63,6 +65,7 @@ def serve(
     max_tokens: MaxTokensOption = None,
     inline_system: InlineSystemOption = defaults.INLINE_SYSTEM,
     history: HistoryOption = defaults.HISTORY,
+    continuity: ContinuityOption = defaults.CONTINUITY,
     api_key_file: KeyOption = None,
     upstream_api_key_file: UpstreamKeyOption = None,
     insecure: InsecureOption = False,
@@ -96,6 +99,7 @@ def serve(
     settings = _check_database(settings)
     if check:
         settings = _check_engine(settings)
+    _check_continuity(settings.engine, settings.continuity)
     os.environ.update(settings.as_environment())
     from token_id_capture.cli.serving.supervisor import run_server
 
@@ -165,11 +169,17 @@ def _check_engine(settings: WorkerSettings) -> WorkerSettings:
             settings.tokenize_prompts,
             None if key_file is None else Path(key_file),
             _CHECK_SECONDS,
+            continuity=settings.continuity != defaults.CONTINUITY,
         )
     )
     if not result.captured:
         why = "; ".join(told(result.modes)) or result.found.problem
         fail(f"what {settings.upstream} generates cannot be captured: {why} (--no-check starts all the same)")
+    if result.continuity is not None and settings.continuity not in result.continuity.policies:
+        fail(
+            f"--continuity {settings.continuity} does not work with {settings.upstream}: {continuity_of(result)} "
+            "(--no-check starts all the same)"
+        )
     announce(
         f"engine: {result.found}; token ids and log probabilities are exact in {result.captured} of "
         f"{len(result.modes)} modes",
@@ -178,6 +188,13 @@ def _check_engine(settings: WorkerSettings) -> WorkerSettings:
     for line in told([*result.uncaptured, *result.doubtful]):
         announce(printable(line), settings.log_format)
     return settings.model_copy(update={"engine": result.engine, "streaming": result.streaming})
+
+
+def _check_continuity(engine: str, policy: Policy) -> None:
+    from token_id_capture.server.continuity.continuer import require_continuity
+    from token_id_capture.server.engines import make_engine
+
+    require_continuity(make_engine(engine), policy, engine)
 
 
 def _check_database(settings: WorkerSettings) -> WorkerSettings:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from token_id_capture.cli.options import LogFormat
-from token_id_capture.server.defaults import HistorySetting, InlineSystemSetting, Streaming
+from token_id_capture.server.defaults import Continuity, HistorySetting, InlineSystemSetting, Streaming
 
 UpstreamOption = Annotated[
     str,
@@ -66,6 +67,15 @@ HistoryOption = Annotated[
         "that they dropped; off leaves it.",
     ),
 ]
+ContinuityOption = Annotated[
+    Continuity,
+    typer.Option(
+        envvar="TOKCAP_CONTINUITY",
+        help="Send the exact tokens of the captured call that a request continues instead of a new rendering of its "
+        "history: off, template (only where both read the same) or exact, which it also means alone. With vllm (0.27 "
+        "or newer), sglang and message.",
+    ),
+]
 TokenizePromptsOption = Annotated[
     bool,
     typer.Option(
@@ -121,3 +131,14 @@ AccessLogOption = Annotated[
 CheckOption = Annotated[
     bool, typer.Option(help="Start only if the engine answers a few test calls and they are captured.")
 ]
+
+
+class ServeCommand(TyperCommand):
+    """Takes ``--continuity`` without a value for ``--continuity exact``, which the option parser cannot."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare ``--continuity`` its value."""
+        following = [*args[1:], "-"]
+        alone = [arg == "--continuity" and after.startswith("-") for arg, after in zip(args, following, strict=True)]
+        given = [f"{arg}=exact" if bare else arg for arg, bare in zip(args, alone, strict=True)]
+        return super().parse_args(ctx, given)

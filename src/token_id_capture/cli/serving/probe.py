@@ -23,8 +23,9 @@ async def checked(
     tokenize_prompts: bool,
     key_file: Path | None,
     seconds: float,
+    continuity: bool = True,
 ) -> CheckResult:
-    """Check the engine at this address.
+    """Check the engine at this address, with ``continuity`` also whether it takes prompts as ids.
 
     Raises:
         ConfigurationError: the address, the engine or the key cannot be used.
@@ -39,9 +40,17 @@ async def checked(
     connections = Upstream(upstream, read_timeout=seconds, api_key=key, keep_alive=False)
     settings = GatewaySettings(streaming=streaming, tokenize_prompts=tokenize_prompts)
     try:
-        return await check_engine(connections, engine, settings, seconds=seconds)
+        return await check_engine(connections, engine, settings, seconds=seconds, continuity=continuity)
     finally:
         await connections.close()
+
+
+def continuity_of(result: CheckResult) -> str:
+    """Which policies of ``--continuity`` work with the engine."""
+    if result.continuity is None:
+        return "not tried"
+    works = " and ".join(result.continuity.policies)
+    return "; ".join(filter(None, (works or "not with this engine", result.continuity.problem)))
 
 
 def told(modes: Iterable[ModeResult]) -> list[str]:

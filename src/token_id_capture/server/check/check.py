@@ -14,6 +14,7 @@ import orjson
 
 from token_id_capture.reasons import split_reason
 from token_id_capture.server.check.advice import advice
+from token_id_capture.server.check.continuity import ContinuityResult, try_continuity
 from token_id_capture.server.check.detect import FoundEngine, find_engine
 from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.defaults import ENGINE, Streaming
@@ -69,12 +70,16 @@ class ModeResult:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found out; ``engine`` is the adapter that was used, ``streaming`` how streams must be asked for."""
+    """What was found out; ``engine`` is the adapter that was used, ``streaming`` how streams must be asked for.
+
+    ``continuity`` is None if it was not tried.
+    """
 
     found: FoundEngine
     engine: str
     streaming: Streaming
     modes: tuple[ModeResult, ...]
+    continuity: ContinuityResult | None = None
 
     @property
     def captured(self) -> int:
@@ -93,11 +98,17 @@ class CheckResult:
 
 
 async def check_engine(
-    exchanges: Exchanges, engine: str = ENGINE, settings: GatewaySettings | None = None, *, seconds: float = 120.0
+    exchanges: Exchanges,
+    engine: str = ENGINE,
+    settings: GatewaySettings | None = None,
+    *,
+    seconds: float = 120.0,
+    continuity: bool = True,
 ) -> CheckResult:
     """Ask the engine who it is, and try each of ``MODES``; each may take ``seconds``.
 
-    Where the streams of a chat are not captured and whole responses are, ``streaming`` is ``never``.
+    ``continuity`` tries that too, if chats are captured. Where the streams of a chat are not captured and
+    whole responses are, ``streaming`` is ``never``.
 
     Raises:
         ConfigurationError: there is no such engine.
@@ -110,12 +121,15 @@ async def check_engine(
     if not found.reached:
         return CheckResult(found, name, settings.streaming, ())
     results = {mode: await check.tried(mode, settings) for mode in MODES}
+    tried: ContinuityResult | None = None
+    if continuity and results["chat"].outcome == "captured":
+        tried = await try_continuity(exchanges, make_engine(name), settings, found.model, seconds=seconds)
     if settings.streaming == "auto" and _only_streams_fail(results):
         whole = settings.model_copy(update={"streaming": "never"})
         again = {mode: await check.tried(mode, whole) for mode in MODES if "streamed" in mode}
         if all(result.outcome == "captured" for mode, result in again.items() if results[mode].outcome != "refused"):
-            return CheckResult(found, name, "never", tuple({**results, **again}.values()))
-    return CheckResult(found, name, settings.streaming, tuple(results.values()))
+            return CheckResult(found, name, "never", tuple({**results, **again}.values()), tried)
+    return CheckResult(found, name, settings.streaming, tuple(results.values()), tried)
 
 
 def _only_streams_fail(results: Mapping[str, ModeResult]) -> bool:

@@ -70,8 +70,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The messages of one request; ``answers`` are those of the assistant, in order."""
+    """The messages of one request; ``answers`` are those of the assistant, in order.
 
+    ``start`` is the chain before the first message, which names the model, template arguments and tools.
+    """
+
+    start: bytes
     answers: tuple[Answer, ...]
     length: int
     chain: bytes
@@ -96,7 +100,7 @@ def read_history(body: Mapping[str, Any]) -> History:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise UnreadableHistoryError("messages is not a list of messages")
-    chain = _start(body)
+    start = chain = _start(body)
     answers: list[Answer] = []
     call_ids: list[str] = []
     role = ""
@@ -110,7 +114,7 @@ def read_history(body: Mapping[str, Any]) -> History:
             call_ids = [_call_id(call) for call in _tool_calls(message)]
         else:
             chain = _next(chain, _packed_other(message, call_ids))
-    return History(tuple(answers), len(messages), chain, role == "assistant")
+    return History(start, tuple(answers), len(messages), chain, role == "assistant")
 
 
 def _start(body: Mapping[str, Any]) -> bytes:

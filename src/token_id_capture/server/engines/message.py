@@ -22,7 +22,9 @@ from token_id_capture.server.engines.base import (
     choices_of,
     unwrapped,
 )
+from token_id_capture.server.engines.continuing import deciding_field
 from token_id_capture.server.text.json_splice import Hidden
+from token_id_capture.tokens import TokenIds
 
 _CARRIERS: Final = ("message", "delta")
 
@@ -39,6 +41,14 @@ class MessageEngine:
     def request_fields(self, endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         """Nothing."""
         return {}
+
+    def prefix_fields(self, known: TokenIds) -> dict[str, Any]:
+        """The field of NeMo-RL's and NeMo Gym's servers, which put their rendering of what follows behind it."""
+        return {"required_prefix_token_ids": known.tolist()}
+
+    def prompt_field_of(self, body: Mapping[str, Any]) -> str | None:
+        """A client may supply its own prefix."""
+        return deciding_field(body, "required_prefix_token_ids")
 
     def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reader:
         """Reads the arrays of each choice's message or delta."""

@@ -13,12 +13,13 @@ engine; ``--streaming always`` does it all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from token_id_capture.server.engines.base import (
     OPENAI_PATHS,
+    Ask,
     ChoiceTokens,
     DeltaReader,
     Endpoint,
@@ -27,6 +28,14 @@ from token_id_capture.server.engines.base import (
     choices_of,
     same_prompt,
     unwrapped,
+)
+from token_id_capture.server.engines.continuing import (
+    Rendered,
+    deciding_field,
+    ids_in,
+    limit_in,
+    template_question,
+    text_in,
 )
 from token_id_capture.server.engines.sglang_generate import GenerateReader, hidden_in_generate, read_pairs
 from token_id_capture.server.engines.vllm import read_log_probs
@@ -80,6 +89,26 @@ class SglangEngine:
             named = zip(_STREAMED_CHAT, ("input_ids", "output_ids"), strict=True)
             rules += [Hidden.at(f"sglext.{name}", cut=True) for asked, name in named if not body.get(asked)]
         return tuple(rules)
+
+    def prompt_fields(self, ids: TokenIds) -> dict[str, Any]:
+        """SGLang reads the messages for its parsers and these ids for the model."""
+        return {"input_ids": ids.tolist()}
+
+    def prompt_field_of(self, body: Mapping[str, Any]) -> str | None:
+        """A client may bring ids of its own."""
+        return deciding_field(body, "input_ids")
+
+    async def render(
+        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generation: bool, ask: Ask
+    ) -> Rendered:
+        """By ``/v1/tokenize``, which knows Jinja templates only."""
+        answer = await ask("/v1/tokenize", template_question(body, messages, generation))
+        return Rendered(ids_in(answer, "/v1/tokenize"), limit_in(answer))
+
+    async def text(self, body: Mapping[str, Any], ids: TokenIds, ask: Ask) -> str:
+        """By ``/v1/detokenize``, with the marks of turns in the text."""
+        question = {"model": body.get("model"), "tokens": ids.tolist(), "skip_special_tokens": False}
+        return text_in(await ask("/v1/detokenize", question), "text", "/v1/detokenize")
 
 
 class _ChoicesReader(DeltaReader):

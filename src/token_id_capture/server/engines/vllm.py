@@ -12,12 +12,13 @@ Log probabilities below what its sampler keeps are sent as -9999.0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from token_id_capture.server.engines.base import (
     OPENAI_PATHS,
+    Ask,
     ChoiceTokens,
     DeltaReader,
     Endpoint,
@@ -30,6 +31,14 @@ from token_id_capture.server.engines.base import (
     is_token_list,
     same_prompt,
     unwrapped,
+)
+from token_id_capture.server.engines.continuing import (
+    Rendered,
+    deciding_field,
+    ids_in,
+    limit_in,
+    template_question,
+    text_in,
 )
 from token_id_capture.server.text.json_splice import Hidden
 from token_id_capture.tokens import TokenIds
@@ -91,6 +100,26 @@ class VllmEngine:
         if chat and body.get("include_reasoning") is False:
             paths += (f"choices.*.{part}.{name}" for part in ("message", "delta") for name in _REASONING)
         return tuple(map(Hidden.at, paths))
+
+    def prompt_fields(self, ids: TokenIds) -> dict[str, Any]:
+        """vLLM 0.27 and later: a chat that a prefill server has rendered already. Parsing stays as ever."""
+        return {"kv_transfer_params": {"prompt_token_ids": ids.tolist()}}
+
+    def prompt_field_of(self, body: Mapping[str, Any]) -> str | None:
+        """The client may speak to a connector of its own by the same field."""
+        return deciding_field(body, "kv_transfer_params")
+
+    async def render(
+        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generation: bool, ask: Ask
+    ) -> Rendered:
+        """By ``/tokenize``, which needs no flag."""
+        answer = await ask("/tokenize", template_question(body, messages, generation))
+        return Rendered(ids_in(answer, "/tokenize"), limit_in(answer))
+
+    async def text(self, body: Mapping[str, Any], ids: TokenIds, ask: Ask) -> str:
+        """By ``/detokenize``."""
+        question = {"model": body["model"]} if body.get("model") is not None else {}
+        return text_in(await ask("/detokenize", {**question, "tokens": ids.tolist()}), "prompt", "/detokenize")
 
 
 def _generate_fields(body: Mapping[str, Any]) -> dict[str, Any]:

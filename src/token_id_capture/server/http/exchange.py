@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
+import orjson
 from starlette.types import Scope
 
+from token_id_capture.server.engines.base import Ask, EngineAnswerError
 from token_id_capture.server.http.upstream import RawHeaders
 
 
@@ -72,3 +75,22 @@ def is_refusal(status: int) -> bool:
     15.6.4), 529 is Anthropic's word for overloaded. After any other 5xx nobody knows.
     """
     return not 200 <= status < 300 and (status < 500 or status in (503, 529))
+
+
+def asker(exchanges: Exchanges, scope: Scope) -> Ask:
+    """Asks the engine's other endpoints with the headers of the client's request ``scope``."""
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
+    headers.append((b"content-type", b"application/json"))
+
+    async def ask(path: str, question: Mapping[str, Any]) -> Any:
+        target = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
+        async with exchanges.open({**scope, **target}, orjson.dumps(question), plain=True) as response:
+            answer = await response.read()
+            if response.status != 200:
+                raise EngineAnswerError(f"POST {path} answered HTTP {response.status}")
+        try:
+            return orjson.loads(answer)
+        except orjson.JSONDecodeError as error:
+            raise EngineAnswerError(f"POST {path} answered no JSON") from error
+
+    return ask

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin
-from token_id_capture.protocols import AttributedCalls, TokenSink, mark_of
+from token_id_capture.protocols import AttributedCalls, RemembersHistories, TokenSink, mark_of
+from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry, call_of_choice
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.wire.entries import is_all_zero
@@ -51,14 +53,17 @@ class MeteredSink:
         if self._refuse is not None:
             await self._refuse(rollout_id, model_call_id, detail)
 
-    async def put(self, entry: TokenEntry) -> None:
+    async def put(self, entry: TokenEntry, history: HistoryLink | None = None) -> None:
         """Time the write, and count the call as captured or late.
 
         Of a call with several choices the entry that has the call's own id is written last.
         """
         try:
             with self._metrics.timed_put():
-                await self._sink.put(entry)
+                if history is None:
+                    await self._sink.put(entry)
+                else:
+                    await cast(RemembersHistories, self._sink).put(entry, history)
         except (RolloutFrozenError, RolloutRetiredError):
             self._metrics.count("late")
             raise

@@ -54,6 +54,12 @@ class GatewayMetrics:
             ["outcome", "reason"],
             registry=self._registry,
         )
+        self._continuity = Counter(
+            "tokcap_continuity",
+            "Captured calls with --continuity by how their prompt was made: the mode, or why it was the template's.",
+            ["outcome"],
+            registry=self._registry,
+        )
         self.begun = self._counter("tokcap_calls_begun", "Calls that were registered before they were sent.")
         self.unauthorized = self._counter("tokcap_unauthorized", "Requests without the gateway's key (401).")
         self.zero_log_probs = self._counter(
@@ -67,6 +73,9 @@ class GatewayMetrics:
         )
         self.put_seconds = self._histogram(
             "tokcap_put_seconds", "Time until an entry was durable, or failed to be.", _PUT_BUCKETS
+        )
+        self.continuity_seconds = self._histogram(
+            "tokcap_continuity_seconds", "Time until a prompt was decided on with --continuity.", _PUT_BUCKETS
         )
         self.loop_lag = self._histogram(
             "tokcap_event_loop_lag_seconds", "How much later than asked the event loop went on.", _LAG_BUCKETS
@@ -88,6 +97,10 @@ class GatewayMetrics:
         """Count a request that was refused for its body."""
         self._refusals.labels(code).inc()
 
+    def count_continuity(self, outcome: str) -> None:
+        """Count a captured call by how its prompt was made."""
+        self._continuity.labels(outcome).inc()
+
     @contextmanager
     def timed_put(self) -> Iterator[None]:
         """Observe how long the block takes, however it ends."""
@@ -96,6 +109,15 @@ class GatewayMetrics:
             yield
         finally:
             self.put_seconds.observe(perf_counter() - begun)
+
+    @contextmanager
+    def timed_continuity(self) -> Iterator[None]:
+        """Observe how long deciding on a prompt takes."""
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self.continuity_seconds.observe(perf_counter() - begun)
 
     def render(self, wal_bytes: int | None) -> bytes:
         """All numbers as text; ``wal_bytes`` is of the file, not of a process, and so is told each time.

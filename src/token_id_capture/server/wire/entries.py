@@ -165,6 +165,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, response: En
                 output_items=[choice.item],
                 token_item_index=0,
                 finish_reason=choice.finish_reason,
+                stop_reason=choice.stop,
                 weight_version=tokens.weight_version,
                 **({"weight_versions": spans} if spans and tokens.weight_version is None else {}),
             )

@@ -67,9 +67,12 @@ class CallBody:
         if self.streams and self.endpoint is not Endpoint.GENERATE and streaming != "always":
             self.stream_upstream = streaming == "auto" and engine.can_stream(self.endpoint, self.members)
 
-    def for_engine(self, engine: Engine, raw: bytes) -> bytes | None:
-        """The client's text ``raw`` with the engine's fields, all else as it was; None if it cannot be edited."""
-        fields = engine.request_fields(self.endpoint, self.asked)
+    def for_engine(self, engine: Engine, raw: bytes, added: Mapping[str, Any] | None = None) -> bytes | None:
+        """The client's text ``raw`` with the engine's fields and those ``added``, all else as it was.
+
+        None if it cannot be edited.
+        """
+        fields = {**engine.request_fields(self.endpoint, self.asked), **(added or {})}
         options = self.members.get("stream_options")
         if self.stream_upstream and self.endpoint is not Endpoint.GENERATE:
             known = options if isinstance(options, Mapping) else {}

@@ -15,11 +15,15 @@ from token_id_capture.server.wire.messages import MessageMerger, message_item
 
 @dataclass
 class EngineChoice:
-    """One choice: its assistant message as a content item, and its tokens."""
+    """One choice: its assistant message as a content item, and its tokens.
+
+    ``stop`` is what ended it where the engine says: a stop string, or the id of a stop token.
+    """
 
     item: dict[str, Any]
     finish_reason: str | None
     tokens: ChoiceTokens
+    stop: str | int | None = None
 
 
 @dataclass
@@ -57,7 +61,8 @@ def read_response(reader: Reader, endpoint: Endpoint, response: Any) -> EngineRe
     for index, choice in choices:
         item = message_item(_content(endpoint, choice, "message"))
         finish_reason = _text(choice.get("finish_reason"))
-        served.choices.append(EngineChoice(item, finish_reason, tokens.get(index) or ChoiceTokens()))
+        found = tokens.get(index) or ChoiceTokens()
+        served.choices.append(EngineChoice(item, finish_reason, found, _stop_of(choice)))
     if len({index for index, _ in choices}) < len(choices):
         served.problem = "two choices have the same index"
     return served
@@ -72,6 +77,7 @@ class StreamMerger:
         self._expected = expected_choices
         self._messages: dict[int, MessageMerger] = {}
         self._finish_reasons: dict[int, str] = {}
+        self._stops: dict[int, str | int | None] = {}
         self._served = EngineResponse()
 
     @property
@@ -100,6 +106,7 @@ class StreamMerger:
             finish_reason = _text(choice.get("finish_reason"))
             if finish_reason is not None:
                 self._finish_reasons[index] = finish_reason
+                self._stops[index] = _stop_of(choice)
 
     def response(self) -> EngineResponse:
         """The whole response."""
@@ -109,6 +116,7 @@ class StreamMerger:
                 message_item(self._messages[index].message()),
                 self._finish_reasons.get(index),
                 tokens.get(index, ChoiceTokens()),
+                self._stops.get(index),
             )
             for index in sorted(self._messages)
         ]
@@ -125,6 +133,12 @@ def _content(endpoint: Endpoint, choice: Mapping[str, Any], carrier: str) -> Map
 
 def _count(value: object, known: int | None) -> int | None:
     return value if type(value) is int else known
+
+
+def _stop_of(choice: Mapping[str, Any]) -> str | int | None:
+    """What a choice says of its stop: vLLM in ``stop_reason``, SGLang in ``matched_stop``."""
+    named = (choice.get(name) for name in ("stop_reason", "matched_stop"))
+    return next((stop for stop in named if isinstance(stop, str) or type(stop) is int), None)
 
 
 def _text(value: object) -> str | None:

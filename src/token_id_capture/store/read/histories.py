@@ -17,7 +17,7 @@ from token_id_capture.tokens import TokenIds
 _CHAINS_AT_ONCE: Final = 256
 
 _CALLS = """
-    SELECT h.model_call_id, h.chain, h.reasoning, h.call_ids, h.ended, e.sequence_length, e.rowid
+    SELECT h.model_call_id, h.chain, h.reasoning, h.call_ids, h.ended, e.prompt_length, e.rowid
     FROM call_histories AS h
     CROSS JOIN entries AS e ON e.rollout_id = h.rollout_id AND e.model_call_id = h.model_call_id
     WHERE h.rollout_id = :rollout AND h.chain IN ({chains})

@@ -6,11 +6,10 @@ what runs a statement: ``execute`` of a connection of the driver, or ``exec_driv
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
-
-import orjson
 
 from token_id_capture.errors import CorruptCaptureError, UnknownRolloutError
 from token_id_capture.lifecycle import (
@@ -155,7 +154,7 @@ def rollout_summary(row: Sequence[Any]) -> RolloutSummary:
 def outcomes(found: Result) -> tuple[BuildOutcome, ...]:
     """The outcomes of rows of version, outcome, reason, metrics and time."""
     return tuple(
-        BuildOutcome(version, Outcome(outcome), reason, orjson.loads(metrics), recorded_at)
+        BuildOutcome(version, Outcome(outcome), reason, json.loads(metrics), recorded_at)
         for version, outcome, reason, metrics, recorded_at in found.fetchall()
     )
 
