@@ -15,6 +15,7 @@ import pytest
 from support.commands import TOKCAP, RunInstalled, RunTokcap
 from support.terminal import on_terminal
 from token_id_capture.errors import RolloutFrozenError
+from token_id_capture.lifecycle import CallOrigin
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file.connections import create_file
@@ -59,11 +60,11 @@ def test_ls_shows_one_rollout_a_line(tokcap: RunTokcap, database: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
     header, *rows = [line.split() for line in shown.stdout.splitlines()]
-    assert " ".join(header) == "rollout state version calls prompt generated flags open outcome reason"
+    assert " ".join(header) == "rollout state version calls agents prompt generated flags open outcome reason"
     assert rows == [
-        ["math-0", "frozen", "1", "2", "6", "3", "0", "0", "delivered", "-"],
-        ["math-1", "open", "1", "0", "0", "0", "1", "1", "-", "-"],
-        ["other", "open", "0", "1", "1", "1", "0", "0", "-", "-"],
+        ["math-0", "frozen", "1", "2", "1", "6", "3", "0", "0", "delivered", "-"],
+        ["math-1", "open", "1", "0", "0", "0", "0", "1", "1", "-", "-"],
+        ["other", "open", "0", "1", "1", "1", "1", "0", "0", "-", "-"],
     ]
 
 
@@ -120,9 +121,9 @@ def test_show_says_which_call_continues_which(tokcap: RunTokcap, database: Path)
     lines = shown.stdout.splitlines()
     assert lines[0] == "rollout math-0: frozen, version 1"
     calls = lines[lines.index("calls") + 2 : lines.index("tree") - 1]
-    assert [line.split()[:8] for line in calls] == [
-        ["1", "-", "0", "3", "2", "first", "policy", "stop"],
-        ["2", "1", "5", "6", "1", "second", "policy", "stop"],
+    assert [line.split()[:10] for line in calls] == [
+        ["1", "-", "0", "3", "2", "first", "-", "-", "policy", "stop"],
+        ["2", "1", "5", "6", "1", "second", "-", "-", "policy", "stop"],
     ]
     assert lines[lines.index("outcomes") + 2].split()[:2] == ["1", "delivered"]
     assert lines[lines.index("late writes") + 2].split()[:2] == ["too-late", "frozen"]
@@ -137,6 +138,24 @@ def test_show_names_what_is_missing_and_the_process_that_lost_it(tokcap: RunTokc
     text = tokcap("show", "math-1", "-d", database).stdout
     assert "still open" in text
     assert f" {os.getpid()} " in text
+
+
+async def test_ls_and_show_tell_whose_calls_they_are(tokcap: RunTokcap, tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path) as store:
+        await store.put(made_up_call("r", "first", agent="main", purpose="turn"))
+        await store.put(made_up_call("r", "other", prompt=[7], agent="a1", parent_agent="main"))
+        await store.begin_attributed_call("r", "lost", CallOrigin("a1", "main"))
+    assert tokcap("ls", "-d", tmp_path).stdout.splitlines()[1].split()[4] == "2"
+    shown = tokcap("show", "r", "-d", tmp_path).stdout
+    assert "agent a1, of main" in shown
+    lines = shown.splitlines()
+    assert lines[lines.index("calls") + 2].split()[6:8] == ["main", "turn"]
+    assert lines[lines.index("intents") + 2].split()[:2] == ["lost", "a1"]
+
+
+def made_up_call(rollout_id: str, call: str, *, prompt: list[int] | None = None, **more: object) -> TokenEntry:
+    fields = {"prompt_token_ids": prompt or [1], "generation_token_ids": [2], "generation_log_probs": [-0.5], **more}
+    return TokenEntry.model_validate({"rollout_id": rollout_id, "model_call_id": call, **fields})
 
 
 async def test_text_from_an_engine_cannot_steer_the_terminal(tokcap: RunTokcap, tmp_path: Path) -> None:

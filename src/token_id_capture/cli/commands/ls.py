@@ -23,7 +23,10 @@ from token_id_capture.lifecycle import State
 if TYPE_CHECKING:
     from token_id_capture.store import RolloutSummary
 
-HEADERS = ("rollout", "state", "version", "calls", "prompt", "generated", "flags", "open", "outcome", "reason")
+HEADERS = (
+    *("rollout", "state", "version", "calls", "agents", "prompt", "generated", "flags", "open"),
+    *("outcome", "reason"),
+)
 
 
 def ls(
@@ -48,7 +51,7 @@ def ls(
 ) -> None:
     """List the rollouts of a database by their ids.
 
-    Each with its state, calls and lengths, what is missing and what became of it: prompt is the longest
+    Each with its state, calls, agents and lengths, what is missing and what became of it: prompt is the longest
     prompt and generated the sum of all calls, in tokens; flags are reasons that make the rollout
     incomplete, and open are calls that were begun and never ended.
     """
@@ -91,6 +94,7 @@ def _row(summary: RolloutSummary) -> tuple[object, ...]:
         summary.state,
         summary.version,
         summary.calls,
+        summary.agents,
         summary.prompt_tokens_longest,
         summary.generated_tokens,
         summary.flags,

@@ -33,10 +33,10 @@ def show(
 ) -> None:
     """Show all that is known of one rollout, but for its tokens.
 
-    Its calls and which call each continues (shared is the number of tokens that they have in common), drawn as
-    a tree too: which calls form the sequence, which were retries or copies and left out, and where a prompt
-    starts anew. Then the flags that make it incomplete, the calls that were begun, what became of it, and what
-    came too late.
+    Its calls and which call each continues (shared is the number of tokens that they have in common), and whose
+    call each is and what it is for, where the harness tells. The same is drawn as a tree: which calls form the
+    sequence, which were retries or copies and left out, and where a prompt starts anew. Then the flags that make it
+    incomplete, the calls that were begun, what became of it, and what came too late.
     """
     from token_id_capture.store.file.read_only import transaction
     from token_id_capture.store.read.queries import describe_rollout
@@ -93,7 +93,7 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
     return [
         (
             "calls",
-            ("#", "continues", "shared", "prompt", "generated", "call", "model", "finish", "created"),
+            ("#", "continues", "shared", "prompt", "generated", "call", "agent", "for", "model", "finish", "created"),
             [
                 (
                     number,
@@ -102,6 +102,8 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
                     call.prompt_length,
                     call.generation_length,
                     call.model_call_id,
+                    call.origin.agent,
+                    call.origin.purpose,
                     call.model,
                     call.finish_reason,
                     local_time(call.created_at),
@@ -111,15 +113,19 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
         ),
         (
             "flags",
-            ("call", "reason", "detail", "flagged"),
-            [(flag.model_call_id, flag.reason, flag.detail, local_time(flag.flagged_at)) for flag in detail.flags],
+            ("call", "agent", "reason", "detail", "flagged"),
+            [
+                (flag.model_call_id, flag.origin.agent, flag.reason, flag.detail, local_time(flag.flagged_at))
+                for flag in detail.flags
+            ],
         ),
         (
             "intents",
-            ("call", "outcome", "detail", "begun", "by process", "on host"),
+            ("call", "agent", "outcome", "detail", "begun", "by process", "on host"),
             [
                 (
                     intent.model_call_id,
+                    intent.origin.agent,
                     intent.outcome or "still open",
                     intent.detail,
                     local_time(intent.begun_at),

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from token_id_capture.cli.output.units import plural
 from token_id_capture.explanation import CallTree, PlacedCall, Role, departing, numbers
+from token_id_capture.lifecycle import MAIN_AGENT, Purpose
 
 _ASCII: Final = str.maketrans("┌├└─│┬", "+++-|+")
 
@@ -36,6 +37,8 @@ def tree_rows(tree: CallTree) -> list[dict[str, Any]]:
             {
                 "model_call_id": call.entry.model_call_id,
                 "number": call.number,
+                "agent": call.entry.agent,
+                "purpose": call.entry.purpose,
                 "role": call.role.value,
                 "continues": call.parent and call.parent.entry.model_call_id,
                 "shared": call.shared,
@@ -118,6 +121,11 @@ class _Labels:
         return f"{numbers(run)}  {'; '.join(said)}".rstrip()
 
     def _about(self, call: PlacedCall) -> Iterator[str]:
+        origin = call.entry.origin
+        if origin.agent not in (None, MAIN_AGENT) and (call.parent is None or call.parent.entry.agent != origin.agent):
+            yield f"agent {origin.agent}, of {origin.parent_agent or MAIN_AGENT}"
+        if origin.purpose not in (None, Purpose.TURN):
+            yield f"{origin.purpose} call"
         same = call.same_as.number if call.same_as is not None else None
         if call.role is Role.COPY:
             yield f"copy of {same}; left out"

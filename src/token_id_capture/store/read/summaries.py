@@ -13,7 +13,8 @@ class RolloutSummary:
 
     ``outcome`` and ``reason`` are those of the latest outcome, None if there is none. Of a retired rollout
     ``calls`` and ``generated_tokens`` are what its outcomes counted, None if they counted nothing, and
-    ``prompt_tokens_longest`` is None.
+    ``prompt_tokens_longest`` and ``agents`` are None. ``agents`` counts those that made the stored calls; calls that
+    name none are the main agent's.
     """
 
     rollout_id: str
@@ -28,6 +29,7 @@ class RolloutSummary:
     outcome: Outcome | None
     reason: str | None
     opened_at: float
+    agents: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
