@@ -306,7 +306,7 @@ def test_every_sampled_token_has_loss_in_exactly_one_row(entries: list[TokenEntr
         row.chain.validate()
     for number, one in enumerate(rows):
         assert (one.sequence, one.sequences) == (number, len(rows))
-        assert one.parent is None or one.parent < number
+        assert one.parent != number
         if one.parent is not None and one.parent_token is not None:
             shared = rows[one.parent].token_ids
             assert shared[: one.parent_token] == one.token_ids[: one.parent_token]

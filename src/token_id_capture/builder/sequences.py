@@ -79,7 +79,8 @@ class Sequence:
 def main_sequence_of(joined: Joined, last: LinkedCall) -> Sequence:
     """The sequence that ends in this call, as ``sequences_of`` has it first."""
     path = last.path()
-    return _sequence(joined, path, MAIN_CHAIN, None, None)
+    begun = next((one for one in joined.beginnings if one.call in joined.group_of(path[0])), None)
+    return _sequence(joined, path, MAIN_CHAIN, begun.cause if begun is not None else None, None)
 
 
 def sequences_of(joined: Joined, main: LinkedCall | None) -> list[Sequence]:
@@ -87,13 +88,12 @@ def sequences_of(joined: Joined, main: LinkedCall | None) -> list[Sequence]:
 
     ``main`` is the last call of the main sequence. What continues it is in no sequence.
     """
-    starts = _Starts(joined)
-    found: list[Sequence] = []
-    for index, path in enumerate(_paths(joined, main)):
-        cause, origin = starts.place(index, path)
-        name = MAIN_CHAIN if path[-1] is main else f"sequence-{index}"
-        found.append(_sequence(joined, path, name, cause, origin))
-    return found
+    paths = _paths(joined, main)
+    starts = _Starts(joined, paths)
+    return [
+        _sequence(joined, path, MAIN_CHAIN if path[-1] is main else f"sequence-{index}", *starts.of(index, path))
+        for index, path in enumerate(paths)
+    ]
 
 
 def _sequence(
@@ -136,29 +136,30 @@ def _below(joined: Joined, call: LinkedCall) -> set[int]:
 
 
 class _Starts:
-    """Where each sequence leaves those before it. Sequences are placed in their order."""
+    """Where sequences leave each other. A call has its place in the first of them that holds it."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: Joined, paths: list[list[LinkedCall]]) -> None:
         self._joined = joined
         self._begun = {call.order: one for one in joined.beginnings for call in joined.group_of(one.call)}
         self._place: dict[int, int] = {}
+        for index, path in enumerate(paths):
+            for call in path:
+                self._place.setdefault(call.order, index)
 
-    def place(self, index: int, path: list[LinkedCall]) -> tuple[Cause | None, Origin | None]:
+    def of(self, index: int, path: list[LinkedCall]) -> tuple[Cause | None, Origin | None]:
         """Why the sequence starts anew, and where it left another one."""
-        new = next(at for at, call in enumerate(path) if call.order not in self._place)
-        cause, origin = self._start(path[new]) if index else (None, None)
-        self._place.update((call.order, index) for call in path[new:])
-        return cause, origin
-
-    def _start(self, first: LinkedCall) -> tuple[Cause | None, Origin | None]:
+        first = next(call for call in path if self._place[call.order] == index)
         for other in self._joined.group_of(first):
-            if other.order in self._place:
+            if self._place.get(other.order, index) < index:
                 return Cause.RETRY, Origin(self._place[other.order], len(first.prompt))
         one = self._begun.get(first.order)
+        if one is None and index == 0:
+            return None, None
         cause = one.cause if one is not None else self._unnamed(first)
-        if one is not None and one.earlier.order in self._place and cause not in (Cause.SUB_AGENT, Cause.AUXILIARY):
-            return cause, Origin(self._place[one.earlier.order], one.divergence.position)
-        if first.parent is not None:
+        if one is not None and cause not in (None, Cause.SUB_AGENT, Cause.AUXILIARY):
+            place = self._place.get(one.earlier.order)
+            return cause, None if place in (None, index) else Origin(place, one.divergence.position)
+        if first.parent is not None and index:
             return cause, Origin(self._place[first.parent.order], first.parent.length)
         return cause, None
 

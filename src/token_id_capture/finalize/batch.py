@@ -196,13 +196,13 @@ class Finalizer:
         self._totals.written += 1
         self._totals.rows += 1 if build is None else max(1, len(build.rows))
         if build is not None and self._plan.sequences is Sequences.ALL:
-            self._totals.causes.update(row.cause for row in build.rows if row.cause is not None)
+            self._totals.causes.update(row.cause.value for row in build.rows if row.cause is not None)
         if build is None or build.deliverable:
             return
         self._totals.masked += 1
         self._totals.reasons[build.reason] += 1
         if self._plan.sequences is Sequences.MAIN and build.reason in SPLIT_BY_CAUSE:
-            self._totals.causes.update(build.causes)
+            self._totals.causes.update(build.metrics["causes"])
         if made.error is not None:
             self._totals.not_frozen += 1
             self._report(f"line {line.number}: its row is masked: {made.error}")
