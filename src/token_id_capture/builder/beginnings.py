@@ -31,43 +31,52 @@ class Beginning:
 
 
 class _Told:
-    """The calls of one agent that were made before, as a tree of their tokens."""
+    """The calls of one agent that were made before, as a tree of their tokens, which grows when it is asked."""
 
     def __init__(self) -> None:
         self.calls: list[LinkedCall] = []
         self.longest = 0
-        self.compacted = False
         self._tree = PrefixTree()
         self._end: dict[int, PrefixTreeNode] = {}
-        # A node on the path of the call that was asked about last, from which it is inserted.
-        self._reached: tuple[LinkedCall, PrefixTreeNode] | None = None
+        # A node on the path of each call that was asked about, from which it is inserted.
+        self._reached: dict[int, PrefixTreeNode] = {}
+
+    @property
+    def compacted(self) -> bool:
+        """Whether the last call was to compact the conversation."""
+        return bool(self.calls) and self.calls[-1].entry.purpose is Purpose.COMPACTION
 
     def add(self, call: LinkedCall) -> None:
-        start = self._tree.root
-        if self._reached is not None and self._reached[0] is call:
-            start = self._reached[1]
-        elif call.parent is not None:
-            start = self._end.get(call.parent.order, start)
-        tail = TokenIds.joined(call.prompt, call.generation)[start.depth :]
-        self._end[call.order] = self._tree.insert(len(self.calls), tail, start)
         self.calls.append(call)
-        self.longest = max(self.longest, call.length)
-        self.compacted = call.entry.purpose is Purpose.COMPACTION
+        if call.length > self.longest:
+            self.longest = call.length
 
     def closest(self, call: LinkedCall) -> tuple[LinkedCall, int] | None:
         """The earliest of the calls that share most with this one, and the first position that differs."""
         if not self.calls:
             return None
+        for number in range(len(self._end), len(self.calls)):
+            self._insert(number, self.calls[number])
         near = self.calls[-1]
         start = self._end[near.order].at_most(near.common_prefix_length(call.prompt))
         reached, node, agreed = self._tree.locate(call.prompt, start)
-        self._reached = call, reached
+        self._reached[call.order] = reached
         if node.depth == agreed and node.call is not None:
             # The agreement stops where a call ends: what branches off there differs.
             if not node.branches:
                 return None
             node = next(iter(node.branches.values()))
         return self.calls[node.first], agreed
+
+    def _insert(self, number: int, call: LinkedCall) -> None:
+        start = self._reached.pop(call.order, None)
+        above = self._end.get(call.parent.order) if start is None and call.parent is not None else None
+        if above is not None:
+            tail = TokenIds.joined(call.link.interstitial, call.generation)
+        else:
+            start = start or self._tree.root
+            tail = TokenIds.joined(call.prompt[start.depth :], call.generation)
+        self._end[call.order] = self._tree.insert(number, tail, above or start or self._tree.root)
 
 
 def beginnings(forest: CallForest) -> list[Beginning]:
