@@ -157,6 +157,6 @@ def test_the_summary_tells_why_rollouts_have_several_roots(bench: Bench) -> None
     done = bench.finalize("--format", "trajectory")
     assert done.stderr.splitlines()[1:] == [
         "tokcap:      2 masked: multiple_roots",
-        "tokcap:      2 sequences began anew: sub_agent",
         "tokcap:      2 sequences began anew: retokenization",
+        "tokcap:      2 sequences began anew: sub_agent",
     ]

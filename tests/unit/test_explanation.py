@@ -132,6 +132,35 @@ def test_reasoning_left_out_of_the_history_is_an_edit() -> None:
     assert suspicion.because.startswith("40 tokens are missing there")
 
 
+def test_a_thought_that_is_missing_where_thoughts_are_stored_was_dropped() -> None:
+    calls = two_turns([*ANSWER[40:], 5, 6])
+    calls[0] = calls[0].model_copy(update={"output_items": [{"type": "message", "reasoning_content": "so"}]})
+    _, suspicion = judged(calls)
+    assert suspicion.cause is Cause.DROPPED_REASONING
+    assert suspicion.because == "40 tokens are missing there, at the start of an answer with which thoughts were stored"
+    # A short answer behind the thought counts up to its last token.
+    calls[1] = call("second", [*SYSTEM, *ANSWER[-3:], 5, 6, 7], [7], created_at=2.0)
+    assert judged(calls)[1].cause is Cause.DROPPED_REASONING
+
+
+@pytest.mark.parametrize("history", [ANSWER[:5] + ANSWER[8:], [*ANSWER[:5], 7, 7, *ANSWER[5:]]])
+def test_an_empty_side_is_never_retokenisation(history: list[int]) -> None:
+    assert judged(two_turns([*history, 5, 6]))[1].cause is Cause.EDITED_HISTORY
+
+
+def test_the_rest_of_a_short_answer_counts_as_agreement() -> None:
+    divergence, suspicion = judged(two_turns([100, 7, 8, 102, 103, 5, 6], answer=[100, 101, 102, 103]))
+    assert (divergence.span, suspicion.cause) == (Span(removed=1, added=2), Cause.RETOKENIZATION)
+
+
+def test_another_session_is_a_separate_agent() -> None:
+    calls = [
+        TokenEntry.model_validate({**one.model_dump(), "session_headers": {"x-session-id": name}})
+        for one, name in zip(two_turns([*ANSWER[:5], 905, *ANSWER[6:], 5]), "ab", strict=True)
+    ]
+    assert judged(calls)[1].cause is Cause.SUB_AGENT
+
+
 def test_text_put_into_an_answer_is_an_edit() -> None:
     divergence, suspicion = judged(two_turns([*ANSWER[:10], *range(700, 750), *ANSWER[10:], 5]))
     assert divergence.span == Span(removed=0, added=50)
@@ -158,13 +187,18 @@ def conversation(turns: int, start: list[int]) -> list[TokenEntry]:
 
 def test_a_short_prompt_behind_the_same_beginning_is_a_compaction() -> None:
     summary = call("compacted", SYSTEM + list(range(8000, 8060)), [7], created_at=50.0)
-    divergence, suspicion = judged([*conversation(6, SYSTEM), summary])
+    calls = [*conversation(6, SYSTEM), summary]
+    # Where nobody tells whose call it is, a prompt without a sampled token may be another agent's.
+    assert judged(calls)[1].cause is Cause.SUB_AGENT
+    divergence, suspicion = judged([one.model_copy(update={"agent": "main"}) for one in calls])
     assert (divergence.call.entry.model_call_id, divergence.continues) == ("compacted", None)
     assert divergence.position == len(SYSTEM)
     assert divergence.sampled_by is None
     assert divergence.longest_before == len(SYSTEM) + 6 * 50
     assert suspicion.cause is Cause.COMPACTION
-    assert "only 100 tokens where the conversation had already reached 340" in suspicion.because
+    assert (
+        "only 100 tokens and none that was sampled, where the conversation had already reached 340" in suspicion.because
+    )
 
 
 def test_a_compaction_behind_the_first_message_is_one_too() -> None:
@@ -182,7 +216,7 @@ def test_another_system_prompt_is_a_separate_agent_however_long(length: int) -> 
     # The agent came later, so it is the one that departs, though it is first in order of length.
     assert (divergence.call.entry.model_call_id, divergence.earlier.entry.model_call_id) == ("agent", "turn-0")
     assert divergence.position == 3
-    assert suspicion.cause is Cause.SEPARATE_AGENT
+    assert suspicion.cause is Cause.SUB_AGENT
 
 
 def test_a_changed_word_of_an_earlier_prompt_is_an_edited_history() -> None:
@@ -204,7 +238,7 @@ def test_a_prompt_that_is_cut_short_has_nothing_there() -> None:
     divergence, suspicion = judged([first, more, again])
     assert divergence.call.entry.model_call_id == "again"
     assert divergence.found() == (SYSTEM[16:20], [])
-    assert suspicion.cause is Cause.COMPACTION
+    assert suspicion.cause is Cause.SUB_AGENT
 
 
 def test_a_branch_names_the_call_that_both_continue() -> None:

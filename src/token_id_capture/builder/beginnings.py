@@ -98,11 +98,8 @@ def beginnings(forest: CallForest) -> list[Beginning]:
         place = next(filter(None, places), None)
         if place is not None:
             earlier, agreed = place
-            found.append(
-                Beginning(
-                    call, earlier, _divergence(call, earlier, agreed), _cause(call, earlier, agreed, told, beside)
-                )
-            )
+            cause = _cause(call, earlier, agreed, told, beside)
+            found.append(Beginning(call, earlier, _divergence(call, earlier, agreed, cause), cause))
         for one in dict.fromkeys((told, everyone)):
             one.add(call)
     return found
@@ -132,7 +129,7 @@ def _in_time(forest: CallForest) -> Iterator[tuple[LinkedCall, bool]]:
         siblings.add(group_of[call.order])
 
 
-def _divergence(call: LinkedCall, earlier: LinkedCall, position: int) -> Divergence:
+def _divergence(call: LinkedCall, earlier: LinkedCall, position: int, cause: Cause | None) -> Divergence:
     return Divergence(
         model_call_id=call.call_id,
         turn=call.order + 1,
@@ -146,4 +143,5 @@ def _divergence(call: LinkedCall, earlier: LinkedCall, position: int) -> Diverge
         in_generation=position >= len(earlier.prompt),
         expected_token_id=earlier.token_at(position),
         found_token_id=call.prompt[position] if position < len(call.prompt) else None,
+        cause=None if cause is None else cause.value,
     )

@@ -45,6 +45,8 @@ class Cause(StrEnum):
     """It continues a call that another call continues too."""
     RETRY = "retry"
     """It answers a prompt that was answered before."""
+    LOST_CALL = "lost_call"
+    """The history holds an answer that was never captured; what an edited history looks like if a call was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,8 @@ def cause_of(call: LinkedCall, earlier: LinkedCall, found: Difference, *, compac
         return Cause.BRANCH
     if compacted and not found.holds_sampled:
         return Cause.COMPACTION
-    if found.answer_left == 1 and len(call.prompt) > found.position:
-        return Cause.RETOKENIZATION  # a chat template may end a message otherwise than the engine does
+    if _only_its_end_differs(call, found):
+        return Cause.RETOKENIZATION
     restarts = len(call.prompt) < found.longest_before
     same_beginning = found.position >= earlier.root_prompt_length
     if not found.holds_sampled and restarts and (known or same_beginning):
@@ -157,6 +159,14 @@ def cause_of(call: LinkedCall, earlier: LinkedCall, found: Difference, *, compac
     if not found.holds_sampled and not known and found.span is None and not same_beginning:
         return Cause.SUB_AGENT
     return Cause.EDITED_HISTORY
+
+
+def _only_its_end_differs(call: LinkedCall, found: Difference) -> bool:
+    """Whether an answer begins as it was sampled and only its last words are others, as where a template ends it."""
+    if found.sampled_by is None or len(call.prompt) <= found.position:
+        return False
+    begins = found.position > len(found.sampled_by.prompt)
+    return found.answer_left == 1 or (begins and found.answer_left <= SHORT_SPAN)
 
 
 def _of_answer(found: Difference, span: Span, sampled_by: LinkedCall) -> Cause:

@@ -73,7 +73,8 @@ class Divergence:
     which the two differ; ``in_generation`` tells whether a sampled token stands there (the history
     was re-tokenised, edited or dropped) or one of the prompt (another conversation, a compaction).
     Turns count from 1 in the builder's order. ``parent_call_id`` is the call that the prompt does
-    continue, None for a root. ``found_token_id`` is None if the prompt ends there.
+    continue, None for a root. ``found_token_id`` is None if the prompt ends there. ``cause`` is a value of
+    ``causes.Cause``; None if it is the first turn of the main agent, and others spoke before.
     """
 
     model_call_id: str
@@ -88,6 +89,7 @@ class Divergence:
     in_generation: bool
     expected_token_id: int
     found_token_id: int | None
+    cause: str | None = None
 
     def __str__(self) -> str:
         where = "generation" if self.in_generation else "prompt"

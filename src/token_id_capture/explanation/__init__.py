@@ -6,9 +6,10 @@ not continue the history, as facts), ``causes`` (what that looks like), ``wordin
 ``stored`` holds).
 """
 
+from token_id_capture.builder.causes import Cause, Span
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
-from token_id_capture.explanation.causes import Cause, Suspicion, suspect
-from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, Span, departing, explain_divergence
+from token_id_capture.explanation.causes import Suspicion, suspect
+from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, explain_divergence
 from token_id_capture.explanation.explain import Explanation, Finding, explain
 from token_id_capture.explanation.stored import OpenCall, StoredRollout
 
@@ -26,7 +27,6 @@ __all__ = [
     "StoredRollout",
     "Suspicion",
     "call_tree",
-    "departing",
     "explain",
     "explain_divergence",
     "numbers",

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from token_id_capture.explanation.divergences import SHORT_SPAN, ExplainedDivergence
-
-# A conversation that shares less than this part of a first prompt does not share its system prompt.
-_OWN_SYSTEM_PROMPT: Final = 0.15
-
-
-class Cause(StrEnum):
-    """Why prompts depart from what came before, as far as is known from practice."""
-
-    RETOKENIZATION = "retokenization"
-    """The same text came back as other tokens."""
-    EDITED_HISTORY = "edited_history"
-    """An earlier message was changed, cut or dropped."""
-    COMPACTION = "compaction"
-    """The conversation began anew with a shorter account of what went before."""
-    SEPARATE_AGENT = "separate_agent"
-    """Another conversation under the same rollout id."""
-    LOST_CALL = "lost_call"
-    """The history holds an answer that was never captured."""
+from token_id_capture.builder.causes import Cause
+from token_id_capture.explanation.divergences import ExplainedDivergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +26,15 @@ CAUSE_REMEDIES: Final[dict[Cause, str]] = {
     "harness that drops the reasoning of earlier turns, one that trims or rewrites tool results, and an answer that "
     "is parsed and written out again. If that is wanted, train on each call by itself, with tokcap export "
     "--per-request.",
+    Cause.DROPPED_REASONING: "Let the harness send thoughts back with the answer that they belong to, or use a chat "
+    "template that keeps them. Each part can still be trained on, with tokcap finalize --sequences all.",
+    Cause.AUXILIARY: "Nothing is wrong: it does not mask the main sequence where the harness tells whose call it is. "
+    "tokcap finalize --sequences all delivers both.",
+    Cause.BRANCH: "Where a harness means to branch, train on every branch, with tokcap finalize --sequences all.",
+    Cause.RETRY: "Give the harness more time before it asks again.",
     Cause.COMPACTION: "Switch compaction off or raise the length at which it sets in, or give what follows it a "
     "rollout id of its own. Each call by itself can still be trained on, with tokcap export --per-request.",
-    Cause.SEPARATE_AGENT: "Give each agent a rollout id of its own, by its own base URL "
+    Cause.SUB_AGENT: "Give each agent a rollout id of its own, by its own base URL "
     "(/ng-rollout/<id>/training-token-capture/v1). Calls that need no training, such as titles and summaries, can go "
     "to a URL without that prefix.",
     Cause.LOST_CALL: "Run the rollout again under a new id, and look for what lost the call: tokcap doctor tells "
@@ -56,74 +44,61 @@ CAUSE_REMEDIES: Final[dict[Cause, str]] = {
 
 def suspect(divergence: ExplainedDivergence, lost_calls: int) -> Suspicion:
     """The cause that fits the facts best; ``lost_calls`` is how many the rollout is known to have lost."""
-    if divergence.sampled_by is not None:
-        return _in_an_answer(divergence, lost_calls)
-    return _in_a_prompt(divergence)
-
-
-def _in_an_answer(divergence: ExplainedDivergence, lost_calls: int) -> Suspicion:
-    span = divergence.span
-    left = divergence.earlier.length - divergence.position
+    cause, span = divergence.cause, divergence.span
     if span is not None and span.same_text:
         return Suspicion(Cause.RETOKENIZATION, f"{_span(divergence)}, and both read the same", certain=True)
-    if span is not None and (span.same_text is False or not span.is_short):
-        return Suspicion(
-            Cause.EDITED_HISTORY,
-            f"{_span(divergence)}, and then both agree again, so a part of the answer was changed or left out",
-            certain=span.same_text is False,
+    if span is not None and span.same_text is False and cause is Cause.RETOKENIZATION:
+        return Suspicion(Cause.EDITED_HISTORY, _changed(divergence), certain=True)
+    guessed = cause is Cause.EDITED_HISTORY or (cause is Cause.RETOKENIZATION and divergence.answer_left > 1)
+    if lost_calls and guessed and span is None and divergence.sampled_by is not None:
+        lost = "a call was" if lost_calls == 1 else f"{lost_calls} calls were"
+        because = f"another answer stands where the captured one was, and of this rollout {lost} lost"
+        return Suspicion(Cause.LOST_CALL, because)
+    if cause is Cause.RETOKENIZATION and span is None and divergence.decoded and divergence.answer_left > 1:
+        return Suspicion(Cause.EDITED_HISTORY, "the end of the answer reads otherwise", certain=True)
+    certain = span is not None and span.same_text is False and cause is Cause.EDITED_HISTORY
+    return Suspicion(cause, _because(divergence), certain)
+
+
+def _because(divergence: ExplainedDivergence) -> str:
+    """The facts behind the cause that the builder found."""
+    call, span = divergence.call.entry, divergence.span
+    if divergence.cause is Cause.SUB_AGENT:
+        if call.agent is not None:
+            return f"the harness says that agent {call.agent!r} speaks"
+        return "it has no sampled token in common with the calls before it"
+    if divergence.cause is Cause.AUXILIARY:
+        return "it is no turn of the conversation: the harness says so, or it offers no tools and nothing continues it"
+    if divergence.cause is Cause.BRANCH:
+        return "an earlier call was continued in another way before"
+    if divergence.cause is Cause.COMPACTION:
+        return (
+            f"the prompt has only {len(call.prompt_token_ids):,} tokens and none that was sampled, where the "
+            f"conversation had already reached {divergence.longest_before:,}"
         )
-    if span is not None:
-        return Suspicion(Cause.RETOKENIZATION, f"{_span(divergence)}, and then both agree again")
-    if _restarts(divergence):
-        return _compaction(divergence)
-    if left == 1:
-        return Suspicion(
-            Cause.RETOKENIZATION,
+    if divergence.cause is Cause.DROPPED_REASONING:
+        return f"{_span(divergence)}, at the start of an answer with which thoughts were stored"
+    if span is None and divergence.cause is Cause.RETOKENIZATION:
+        if divergence.answer_left > 1:
+            return f"only the last {divergence.answer_left} tokens of the answer differ"
+        return (
             "only the last token of the answer is another one, as where a chat template ends a message otherwise "
-            "than the engine does",
+            "than the engine does"
         )
-    if lost_calls:
-        return Suspicion(
-            Cause.LOST_CALL,
-            "another answer stands where the captured one was, and of this rollout "
-            f"{'a call was' if lost_calls == 1 else f'{lost_calls} calls were'} lost",
-        )
-    if left <= SHORT_SPAN and not divergence.decoded:
-        return Suspicion(Cause.RETOKENIZATION, f"only the last {left} tokens of the answer differ")
-    return Suspicion(Cause.EDITED_HISTORY, "from there on the prompt has nothing in common with the captured answer")
+    if span is None:
+        return "from there on the prompt has nothing in common with what stood there"
+    if divergence.cause is Cause.RETOKENIZATION:
+        return f"{_span(divergence)}, and then both agree again"
+    return _changed(divergence)
 
 
-def _in_a_prompt(divergence: ExplainedDivergence) -> Suspicion:
-    span = divergence.span
-    if span is not None and span.same_text:
-        return Suspicion(Cause.RETOKENIZATION, f"{_span(divergence)}, and both read the same", certain=True)
-    if span is not None:
-        return Suspicion(
-            Cause.EDITED_HISTORY,
-            f"{_span(divergence)}, and then both agree again, so an earlier message was changed",
-            certain=span.same_text is False,
-        )
-    if divergence.position < _OWN_SYSTEM_PROMPT * divergence.root_prompt_length:
-        return Suspicion(
-            Cause.SEPARATE_AGENT,
-            f"they share only the first {divergence.position:,} of the {divergence.root_prompt_length:,} tokens with "
-            "which the other conversation began, so even the system prompt is another one",
-        )
-    if _restarts(divergence):
-        return _compaction(divergence)
-    return Suspicion(Cause.EDITED_HISTORY, "an earlier message, which nobody sampled, is another one from there on")
-
-
-def _restarts(divergence: ExplainedDivergence) -> bool:
-    return len(divergence.call.entry.prompt_token_ids) < divergence.longest_before
-
-
-def _compaction(divergence: ExplainedDivergence) -> Suspicion:
-    return Suspicion(
-        Cause.COMPACTION,
-        f"the beginning is the same, but the prompt has only {len(divergence.call.entry.prompt_token_ids):,} tokens "
-        f"where the conversation had already reached {divergence.longest_before:,}",
+def _changed(divergence: ExplainedDivergence) -> str:
+    what = (
+        "an earlier message was changed"
+        if divergence.sampled_by is None
+        else ("a part of the answer was changed or left out")
     )
+    return f"{_span(divergence)}, and then both agree again, so {what}"
 
 
 def _span(divergence: ExplainedDivergence) -> str:

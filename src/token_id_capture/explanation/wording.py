@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from token_id_capture.builder.causes import Cause
 from token_id_capture.explanation.call_tree import PlacedCall
-from token_id_capture.explanation.causes import Cause, Suspicion
+from token_id_capture.explanation.causes import Suspicion
 from token_id_capture.explanation.divergences import ExplainedDivergence
 
 Name = Callable[[PlacedCall], str]
@@ -16,7 +17,11 @@ _CAUSES: Final[dict[Cause, str]] = {
     Cause.RETOKENIZATION: "re-tokenisation",
     Cause.EDITED_HISTORY: "an edited history",
     Cause.COMPACTION: "a compaction",
-    Cause.SEPARATE_AGENT: "a separate agent",
+    Cause.SUB_AGENT: "a separate agent",
+    Cause.AUXILIARY: "a call beside the conversation",
+    Cause.DROPPED_REASONING: "a dropped thought",
+    Cause.BRANCH: "a branch",
+    Cause.RETRY: "a retry",
     Cause.LOST_CALL: "a lost call",
 }
 

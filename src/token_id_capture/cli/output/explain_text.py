@@ -115,6 +115,8 @@ def _as_dict(explained: Explanation, decode: Decode | None) -> dict[str, Any]:
                 "what": finding.what,
                 "calls": [{"model_call_id": call_id, "detail": detail} for call_id, detail in finding.calls],
                 "divergences": [_divergence_dict(*pair, decode) for pair in finding.divergences],
+                # Their name in the first release; programs may read it.
+                "departures": [_divergence_dict(*pair, decode) for pair in finding.divergences],
                 "more_divergences": finding.more_divergences,
                 "remedy": finding.remedy,
             }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from token_id_capture.cli.output.units import plural
-from token_id_capture.explanation import CallTree, PlacedCall, Role, departing, numbers
+from token_id_capture.explanation import CallTree, PlacedCall, Role, numbers
 from token_id_capture.lifecycle import MAIN_AGENT, Purpose
 
 _ASCII: Final = str.maketrans("┌├└─│┬", "+++-|+")
@@ -52,11 +52,7 @@ def tree_rows(tree: CallTree) -> list[dict[str, Any]]:
 
 def _departed(tree: CallTree) -> dict[str, tuple[PlacedCall, int]]:
     """Which calls depart from which earlier call, and at which position."""
-    found = {}
-    for divergence in tree.output.notes.divergences:
-        call, earlier, position = departing(tree, divergence)
-        found[call.entry.model_call_id] = earlier, position
-    return found
+    return {one.model_call_id: (tree.find(one.closest_call_id), one.position) for one in tree.output.notes.divergences}
 
 
 def _draw(tree: CallTree) -> Iterator[str]:
