@@ -8,7 +8,7 @@
 
 Inside the three largest packages the same holds::
 
-    store: {codec, file, outcome_order} <- schema <- read <- write <- {maintain, store}
+    store: {file, outcome_order, sequence_walk} <- {codec, schema} <- read <- write <- {maintain, store}
     server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
         <- {continuity, listener, middleware, prompt_ids, stream} <- call
         <- {gateway, translation} <- {app, check}
@@ -51,8 +51,8 @@ TIER_OF = {package: tier for tier, packages in enumerate(TIERS) for package in p
 # The same inside a package, of its sub-packages and modules. A new one gets its place here and in CONTRIBUTING.
 INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
     "store": (
-        frozenset({"codec", "file", "outcome_order"}),
-        frozenset({"schema"}),
+        frozenset({"file", "outcome_order", "sequence_walk"}),
+        frozenset({"codec", "schema"}),
         frozenset({"read"}),
         frozenset({"write"}),
         frozenset({"maintain", "store"}),

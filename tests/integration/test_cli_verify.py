@@ -49,8 +49,8 @@ CALL = "WHERE rollout_id = 'math-0' AND model_call_id = 'c1'"
 C1 = "call c1 of rollout math-0: "
 CONTENT = "its log probabilities or its content do not match the digest stored with them"
 TOKENS = "its tokens do not match the digest stored with them"
-NEXT_IS_AFFECTED = "call c2 of rollout math-0: its prompt continues call c1, which is damaged"
-NEXT_IS_CUT_OFF = "call c2 of rollout math-0: its prompt continues call c1, which is not stored so"
+NEXT_IS_AFFECTED = "call c2 of rollout math-0: its prefix, call c1, is damaged"
+NEXT_IS_CUT_OFF = "call c2 of rollout math-0: its prefix, call c1, is missing or has a different length"
 SNAPSHOT = "rollout math-1 in snapshot {snapshot} version 1: "
 
 
@@ -71,7 +71,7 @@ DAMAGE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a pointer": (
         [f"UPDATE entries SET prefix_call_id = 'nobody' {CALL}"],
-        [C1 + "its prompt continues call nobody, which is not stored so", NEXT_IS_AFFECTED],
+        [C1 + "its prefix, call nobody, is missing or has a different length", NEXT_IS_AFFECTED],
     ),
     "a call that is gone": ([f"DELETE FROM entries {CALL}"], [NEXT_IS_CUT_OFF]),
     "a newer record": (

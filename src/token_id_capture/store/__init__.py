@@ -1,7 +1,7 @@
 """The durable store: one SQLite file in WAL mode, written by every server process of a machine.
 
-README.md in this folder draws the write path and lists guarantees and limits. What needs SQLAlchemy
-or pydantic loads on first use, for whoever only looks at a file.
+README.md in this folder draws the write path and lists guarantees and limits. What needs more
+than the standard library loads on first use, as commands that only look at a file need little of it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from token_id_capture.store.file.warnings import (
     StoreWarning,
     VolatileStorageWarning,
 )
-from token_id_capture.store.read.listing import RolloutFilter
-from token_id_capture.store.read.summaries import CallSummary, RolloutDetail, RolloutSummary
 
 if TYPE_CHECKING:
     from token_id_capture.records import validate_rollout_id
+    from token_id_capture.store.read.listing import RolloutFilter
+    from token_id_capture.store.read.summaries import CallSummary, RolloutDetail, RolloutSummary
     from token_id_capture.store.store import TokenCaptureStore
 
 __all__ = [
@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 _LAZY: Final = {
+    "CallSummary": "token_id_capture.store.read.summaries",
+    "RolloutDetail": "token_id_capture.store.read.summaries",
+    "RolloutFilter": "token_id_capture.store.read.listing",
+    "RolloutSummary": "token_id_capture.store.read.summaries",
     "TokenCaptureStore": "token_id_capture.store.store",
     "validate_rollout_id": "token_id_capture.records",
 }

@@ -22,6 +22,7 @@ import orjson
 from token_id_capture.errors import CorruptCaptureError, InvalidEntryError
 from token_id_capture.lifecycle import ORIGIN_FIELDS
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION, TokenEntry
+from token_id_capture.store.sequence_walk import SequenceWalk
 from token_id_capture.tokens import LogProbs, TokenIds
 
 if TYPE_CHECKING:
@@ -317,24 +318,10 @@ class _Sequences:
             prefix = TokenIds.joined(*parts)
 
     def _check_digests(self) -> None:
-        states: dict[str, _Hash] = {}
-        # A prefix always has a generation, so its prompt is shorter than that of a call it is part of.
+        walk = SequenceWalk()
         for call_id, row in sorted(self._rows.items(), key=lambda item: item[1]["prompt_length"]):
-            prefix_id, prefix_length = row["prefix_call_id"], row["prefix_length"]
-            if prefix_id is None:
-                state = hashlib.sha256()
-            elif prefix_id not in states or self._rows[prefix_id]["sequence_length"] != prefix_length:
-                raise _damaged(
-                    self._rollout_id, call_id, f"its prompt continues call {prefix_id!r}, which is not stored so"
-                )
-            else:
-                state = states[prefix_id].copy()
-            state.update(row["prompt_suffix"])
-            state.update(row["generation"])
-            lengths = (len(row["prompt_suffix"]) // 4 + prefix_length, len(row["generation"]) // 4)
-            if state.digest() != row["sequence_digest"] or lengths != (row["prompt_length"], row["generation_length"]):
-                raise _damaged(self._rollout_id, call_id, "its tokens do not match the digest stored with them")
-            states[call_id] = state
+            if problem := walk.problem(row):
+                raise _damaged(self._rollout_id, call_id, problem)
 
 
 def _damaged(rollout_id: str, call_id: str, what: str) -> CorruptCaptureError:

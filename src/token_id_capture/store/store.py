@@ -357,8 +357,7 @@ class TokenCaptureStore:
         """What a query of ``queries`` or ``listing`` answers."""
         try:
             reader = await self._live_reader()
-            async with reader.connect() as connection:
-                return await connection.run_sync(lambda inner: query(inner.exec_driver_sql, *given))
+            return await reader.ask(query, *given)
         except DBAPIError as error:
             raise translated(error, self._path) or error from error
 

@@ -124,12 +124,22 @@ def reading_engine(path: Path) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "connect")
     def _set(connection: Any, record: Any) -> None:
-        cursor = connection.cursor()
-        for name, value in READING_SETTINGS.items():
-            cursor.execute(f"PRAGMA {name} = {value}")
-        cursor.close()
+        set_for_reading(connection)
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def _begin(connection: Any) -> None:
+        # The driver begins none for statements that only read, and several must see one state.
+        connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def set_for_reading(connection: Any) -> None:
+    """Make a connection of any driver one that only reads; whoever opens one for reading calls this."""
+    cursor = connection.cursor()
+    for name, value in READING_SETTINGS.items():
+        cursor.execute(f"PRAGMA {name} = {value}")
+    cursor.close()
 
 
 def _apply_settings(connection: Any, path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from token_id_capture.errors import UnusableDatabaseError
-from token_id_capture.store.file.connections import READING_SETTINGS, translated
+from token_id_capture.store.file.connections import set_for_reading, translated
 from token_id_capture.store.file.location import file_uri, missing
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer, revision_of
 
@@ -53,8 +53,7 @@ def connect(path: Path, *, nobody_writes: bool = False, **options: Any) -> sqlit
     uri = file_uri(path, "ro") + ("&immutable=1" if nobody_writes else "")
     connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, isolation_level=None, **options)
     try:
-        for name, value in READING_SETTINGS.items():
-            connection.execute(f"PRAGMA {name} = {value}")
+        set_for_reading(connection)
     except sqlite3.Error:
         connection.close()
         raise

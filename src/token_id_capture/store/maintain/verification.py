@@ -8,21 +8,18 @@ retired meanwhile is passed over.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from token_id_capture.lifecycle import State
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION
 from token_id_capture.store.codec import PAYLOAD_MISMATCH, UNREADABLE, stored_payload_digest
 from token_id_capture.store.file.read_only import read_only, transaction
 from token_id_capture.store.read.queries import ENTRY_ROW
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from token_id_capture.store.sequence_walk import SequenceWalk
 
 Progress = Callable[[str, int, int | None], None]
 """``progress(what, done, total)``; a total of None means that nobody knows."""
@@ -78,15 +75,6 @@ class Checked:
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """What is known of a call's tokens: the digest state that has read them, and their number."""
-
-    state: _Hash
-    length: int
-    sound: bool
-
-
-@dataclass(slots=True)
 class _Source:
     """Where the calls of one rollout, or of one version of its snapshot, are."""
 
@@ -95,7 +83,7 @@ class _Source:
     version: int | None
     rows: str
     key: tuple[Any, ...]
-    sequences: dict[str, _Sequence] = field(default_factory=dict)
+    walk: SequenceWalk = field(default_factory=SequenceWalk)
 
     def damage(self, what: str, model_call_id: str = "") -> Damage:
         return Damage(what, self.rollout_id, model_call_id, self.snapshot_id, self.version)
@@ -167,7 +155,7 @@ def _rollout_now(
 ) -> Iterator[Damage]:
     source = _Source(rollout_id, "", None, "entries WHERE rollout_id = ?", (rollout_id,))
     yield from _calls(connection, source)
-    checked.calls += len(source.sequences)
+    checked.calls += len(source.walk)
     snapshots = connection.execute(_SNAPSHOTS, (rollout_id,)).fetchall()
     if rollout["state"] == State.FROZEN and rollout["snapshot_id"] not in {row["snapshot_id"] for row in snapshots}:
         yield source.damage(f"is frozen, but its snapshot {rollout['snapshot_id']} does not exist")
@@ -184,7 +172,7 @@ def _snapshot(connection: sqlite3.Connection, rollout_id: str, row: sqlite3.Row,
         yield source.damage(f"says incomplete = {row['incomplete']}, and has {row['flags']} flags")
     yield from _calls(connection, source)
     checked.snapshots += 1
-    checked.snapshot_calls += len(source.sequences)
+    checked.snapshot_calls += len(source.walk)
 
 
 def _calls(connection: sqlite3.Connection, source: _Source) -> Iterator[Damage]:
@@ -193,38 +181,18 @@ def _calls(connection: sqlite3.Connection, source: _Source) -> Iterator[Damage]:
     for call_id in call_ids:
         try:
             row = connection.execute(statement, (*source.key, call_id)).fetchone()
-            problems = ["is missing from its index"] if row is None else _problems(dict(row), source.sequences)
+            problems = ["is missing from its index"] if row is None else _problems(dict(row), source.walk)
         except (sqlite3.DatabaseError, *UNREADABLE) as error:
             problems = [f"cannot be read ({error})"]
         for problem in problems:
             yield source.damage(problem, call_id)
 
 
-def _problems(row: dict[str, Any], sequences: dict[str, _Sequence]) -> list[str]:
+def _problems(row: dict[str, Any], walk: SequenceWalk) -> list[str]:
     if row["schema_version"] > TOKEN_ENTRY_RECORD_SCHEMA_VERSION:
         return [f"is a record of version {row['schema_version']}: upgrade token-id-capture to check it"]
-    problem = _sequence_problem(row, sequences)
+    problem = walk.problem(row)
     problems = [problem] if problem else []
     if stored_payload_digest(row) != row["payload_digest"]:
         problems.append(PAYLOAD_MISMATCH)
     return problems
-
-
-def _sequence_problem(row: dict[str, Any], sequences: dict[str, _Sequence]) -> str:
-    prefix_id, prefix = row["prefix_call_id"], sequences.get(row["prefix_call_id"] or "")
-    state = prefix.state.copy() if prefix else hashlib.sha256()
-    state.update(row["prompt_suffix"])
-    state.update(row["generation"])
-    lengths = (row["prefix_length"] + len(row["prompt_suffix"]) // 4, len(row["generation"]) // 4)
-    known = _Sequence(state, sum(lengths), sound=state.digest() == row["sequence_digest"])
-    sequences[row["model_call_id"]] = known
-    if prefix_id is not None and (prefix is None or prefix.length != row["prefix_length"]):
-        known.sound = False
-        return f"its prompt continues call {prefix_id}, which is not stored so"
-    if lengths != (row["prompt_length"], row["generation_length"]) or known.length != row["sequence_length"]:
-        return "its lengths do not match its tokens"
-    if known.sound:
-        return ""
-    if prefix is not None and not prefix.sound:
-        return f"its prompt continues call {prefix_id}, which is damaged"
-    return "its tokens do not match the digest stored with them"

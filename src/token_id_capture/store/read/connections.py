@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import reading_engine
+from token_id_capture.store.read.queries import Execute
 
 _CLOSE_SECONDS: Final = 10.0
+
+_Given = TypeVarTuple("_Given")
+_Found = TypeVar("_Found")
 
 
 class Reader:
@@ -54,6 +58,16 @@ class Reader:
         finally:
             with self._turn:
                 self._in_use -= 1
+
+    async def ask(self, query: Callable[[Execute, *_Given], _Found], *given: *_Given) -> _Found:
+        """What a query of ``queries`` or ``listing`` answers; all its statements see one state."""
+
+        def run(connection: Connection) -> _Found:
+            # Text of SQLAlchemy, whose named parameters every database takes.
+            return query(lambda statement, parameters: connection.execute(text(statement), parameters), *given)
+
+        async with self.connect() as connection:
+            return await connection.run_sync(run)
 
     def _begin(self) -> None:
         # SQLAlchemy makes its first connection under a lock of one event loop, and others may come at once.

@@ -22,18 +22,20 @@ from token_id_capture.store.read import queries
 _ROLLOUTS_PER_PAGE: Final = 200
 
 # The plus keeps SQLite from the index by state, after which every page would have to be sorted.
-_PAGE = "SELECT rollout_id FROM rollouts WHERE rollout_id > ? AND +state IN ({states}) ORDER BY rollout_id LIMIT ?"
+_PAGE = """
+    SELECT rollout_id FROM rollouts WHERE rollout_id > :after AND +state IN ({states}) ORDER BY rollout_id LIMIT :limit
+"""
 _ROLLOUT = """
     SELECT state, version, snapshot_id, opened_at, frozen_at, retired_at,
            EXISTS (SELECT 1 FROM incomplete_flags AS f WHERE f.rollout_id = r.rollout_id)
         OR EXISTS (SELECT 1 FROM call_intents AS i WHERE i.rollout_id = r.rollout_id AND i.outcome IS NULL)
-    FROM rollouts AS r WHERE rollout_id = ?
+    FROM rollouts AS r WHERE rollout_id = :rollout
 """
-_SNAPSHOT = "SELECT version, incomplete FROM snapshots WHERE snapshot_id = ? ORDER BY version DESC LIMIT 1"
+_SNAPSHOT = "SELECT version, incomplete FROM snapshots WHERE snapshot_id = :snapshot ORDER BY version DESC LIMIT 1"
 # Outcomes outlive a rollout; those of an earlier use of its id say nothing about this one.
 _OUTCOMES = f"""
     SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
-    WHERE snapshot_id = ? ORDER BY {OLDEST_FIRST}
+    WHERE snapshot_id = :snapshot ORDER BY {OLDEST_FIRST}
 """
 
 
@@ -60,16 +62,20 @@ class Evidence:
 
 def rollout_ids(connection: sqlite3.Connection, states: tuple[str, ...]) -> Iterator[str]:
     """The ids of all rollouts in these states, in their order, a page at a time."""
-    after, statement = "", _PAGE.format(states=", ".join("?" * len(states)))
-    while page := connection.execute(statement, (after, *states, _ROLLOUTS_PER_PAGE)).fetchall():
+    after, statement = "", _PAGE.format(states=_listed(states))
+    while page := connection.execute(statement, {"after": after, "limit": _ROLLOUTS_PER_PAGE}).fetchall():
         yield from (row[0] for row in page)
         after = page[-1][0]
 
 
 def count_rollouts(connection: sqlite3.Connection, states: tuple[str, ...]) -> int:
     """How many rollouts are in these states."""
-    statement = f"SELECT count(*) FROM rollouts WHERE state IN ({', '.join('?' * len(states))})"
-    return int(connection.execute(statement, states).fetchone()[0])
+    statement = f"SELECT count(*) FROM rollouts WHERE state IN ({_listed(states)})"
+    return int(connection.execute(statement).fetchone()[0])
+
+
+def _listed(states: tuple[str, ...]) -> str:
+    return ", ".join(f"'{State(state)}'" for state in states)
 
 
 def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything: bool = True) -> Evidence:
@@ -80,7 +86,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
         CorruptCaptureError: stored tokens do not match their digest; the message names the call.
     """
     with transaction(connection):
-        row = connection.execute(_ROLLOUT, (rollout_id,)).fetchone()
+        row = connection.execute(_ROLLOUT, {"rollout": rollout_id}).fetchone()
         if row is None:
             raise queries.unknown(rollout_id)
         state, version, snapshot_id, opened_at, frozen_at, retired_at, incomplete = row
@@ -88,7 +94,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
         stale = head is not None and version > head[0]
         incomplete = bool(incomplete if head is None else head[1] or stale)
         missing = _missing(connection, rollout_id, None if head is None or stale else (snapshot_id, head[0]))
-        outcomes = queries.outcomes(connection.execute(_OUTCOMES, (snapshot_id,)))
+        outcomes = queries.outcomes(connection.execute(_OUTCOMES, {"snapshot": snapshot_id}))
         more: dict[str, Any] = (
             {
                 "flags": queries.flags(connection.execute, rollout_id),
@@ -137,5 +143,5 @@ def _entry_rows(
     """Version and completeness of the latest snapshot, None if there is none, and the rows of the calls."""
     if state != State.FROZEN:
         return None, queries.entry_rows(connection.execute, rollout_id)
-    head = connection.execute(_SNAPSHOT, (snapshot_id,)).fetchone()
+    head = connection.execute(_SNAPSHOT, {"snapshot": snapshot_id}).fetchone()
     return head, queries.snapshot_rows(connection.execute, str(snapshot_id), head[0]) or []

@@ -33,7 +33,7 @@ _KEPT = f"""
     SELECT o.rollout_id, o.version, o.outcome, o.reason, o.recorded_at
     FROM build_outcomes AS o JOIN rollouts AS r ON r.rollout_id = o.rollout_id AND r.snapshot_id = o.snapshot_id
     WHERE o.{FORBIDS_TRAINING} AND r.state = '{State.FROZEN}' AND o.outcome_id = {latest_of("o.snapshot_id")}
-    ORDER BY o.outcome_id DESC LIMIT ?
+    ORDER BY o.outcome_id DESC LIMIT :limit
 """
 
 
@@ -100,4 +100,4 @@ def open_calls(connection: sqlite3.Connection) -> int:
 
 def kept_evidence(connection: sqlite3.Connection, limit: int) -> list[KeptEvidence]:
     """The latest masked and failed rollouts that can still be looked into."""
-    return [KeptEvidence(*row) for row in connection.execute(_KEPT, (limit,)).fetchall()]
+    return [KeptEvidence(*row) for row in connection.execute(_KEPT, {"limit": limit}).fetchall()]

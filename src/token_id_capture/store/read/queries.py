@@ -1,7 +1,8 @@
 """What is read of single rollouts: a summary, all but the tokens, and the stored calls.
 
 Plain SQL, so that a command that only looks needs the driver and nothing else. Each function takes
-what runs a statement: ``execute`` of a connection of the driver, or ``exec_driver_sql`` of SQLAlchemy.
+what runs a statement: ``execute`` of a connection of the driver, or of SQLAlchemy,
+which takes the same text and names. So nothing here is a word of one database alone, but for ``rowid``.
 """
 
 from __future__ import annotations
