@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from token_id_capture.errors import StorageFullError, StoreError, UnusableDatabaseError
+from token_id_capture.store.file.durability import sync
 from token_id_capture.store.file.read_only import read_only
 from token_id_capture.store.maintain.verification import Checked, Damage, Progress, verify
 
@@ -46,10 +46,10 @@ def back_up(
     _refuse_existing(destination)
     with _temporary_file(destination) as temporary:
         _copy(source, temporary, destination, progress)
-        _sync(temporary)
+        sync(temporary)
         damages = list(verify(temporary, checked, progress, nobody_writes=True))
         _publish(temporary, destination)
-    _sync(destination.parent)
+    sync(destination.parent)
     return damages
 
 
@@ -133,23 +133,3 @@ def _refuse_existing(destination: Path) -> None:
     if os.path.lexists(destination):
         what = "a directory" if destination.is_dir() else "there already"
         raise StoreError(f"{destination} is {what}, and a backup never overwrites: name a new file")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _full_sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _fsync_function() -> Callable[[int], object]:
-    if sys.platform == "darwin":
-        import fcntl
-
-        # fsync there leaves the data in the drive's own cache.
-        return lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    return os.fsync
-
-
-_full_sync: Final = _fsync_function()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from token_id_capture.store.file.connections import BUSY_TIMEOUT_MILLISECONDS, translated
+from token_id_capture.store.file.durability import settle
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.opening import open_for_writing
 from token_id_capture.store.write.queue import Batch
@@ -37,6 +38,8 @@ class Maintenance:
         """One step behind the writer lock, then a pause of the same length for others."""
         with self._writer_lock:
             begun = time.monotonic()
+            if self._writer_lock.in_doubt:
+                settle(self.connection, self.path, self._writer_lock)
             yield self.connection
         time.sleep(max(_SHORTEST_PAUSE_SECONDS, time.monotonic() - begun))
 

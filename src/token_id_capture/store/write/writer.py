@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from token_id_capture.errors import StoreClosedError, StoreError, UnusableDatabaseError
+from token_id_capture.errors import StoreClosedError, UnusableDatabaseError
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
+from token_id_capture.store.file.durability import UnsettledError, settle
 from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.open_files import DatabaseFile, OpenFiles
@@ -226,9 +227,9 @@ class Writer:
         with contextlib.suppress(Exception):
             if self._connection is not None:
                 # Closing may make a checkpoint too, so it must not be left to the garbage collector.
+                with contextlib.suppress(Exception), self._writer_lock:
+                    self._run_checkpoint("TRUNCATE")
                 with self._writer_lock:
-                    with contextlib.suppress(Exception):
-                        self._run_checkpoint("TRUNCATE")
                     self._drop_connection()
         self._writer_lock.close()
 
@@ -249,9 +250,13 @@ class Writer:
 
     def _commit_or_recover(self, group: list[Job], *, recovered: bool = False) -> None:
         try:
+            if self._writer_lock.in_doubt:
+                settle(self._driver(), self.path, self._writer_lock)
             self._commit(group)
         except UnusableDatabaseError:
             raise
+        except UnsettledError as error:
+            self._fail(group, error)
         except Exception as error:
             if is_input_output_error(error):
                 if recovered:
@@ -266,17 +271,15 @@ class Writer:
                 self._fail(group, error)
 
     def _recover(self, group: list[Job], error: Exception) -> None:
-        """After an I/O error nobody knows whether the commit is on disk: look, and do it again.
+        """After an I/O error nobody knows whether the commit is on disk: settle what is, and do it again.
 
         Every operation may be repeated, as it is idempotent or only adds a mark.
         """
+        self._writer_lock.doubt()
         logger.error("I/O error while committing to %s; reopening it (%s)", self.path, error)
         self._drop_connection()
         self._database.check()
         self._connect(open_for_writing(self.path, self._writer_lock, create=False, writer_lock_held=True))
-        answer = self._raw("PRAGMA quick_check(1)")
-        if answer != ("ok",):
-            raise StoreError(f"{self.path} is damaged after an I/O error: {answer[0]}. Run tokcap verify on it.")
         self._registered = False
         self._commit_or_recover(group, recovered=True)
 
