@@ -15,7 +15,7 @@ import traceback
 import warnings
 from typing import Any
 
-from support import programs
+from support import outages, programs
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -43,7 +43,8 @@ def run(request: dict[str, Any]) -> None:
     if request["control"]:
         ctypes.CDLL(None).attach(request["control"].encode(), request["trace"].encode())
     warnings.simplefilter("error")
-    getattr(programs, request["start"])(*request["arguments"])
+    program = getattr(programs, request["start"], None) or getattr(outages, request["start"])
+    program(*request["arguments"])
 
 
 if __name__ == "__main__":

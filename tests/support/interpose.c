@@ -28,9 +28,12 @@ struct control {
     int32_t sync_failures;   /* how many syncs still fail; negative: all */
     int32_t write_error;     /* errno that writes and extensions fail with; 0: none */
     int32_t injected;        /* how many calls were failed */
+    int32_t log_sync_faults;       /* how many syncs of the log still fail with EIO */
+    int32_t database_sync_faults;  /* ... of the database file */
+    int32_t database_write_faults; /* how many writes to the database file still fail with EIO */
 };
 
-enum kind { WRITE = 1, TRUNCATE, SYNC, UNLINK, ACKNOWLEDGE };
+enum kind { WRITE = 1, TRUNCATE, SYNC, UNLINK, ACKNOWLEDGE, FAILED_SYNC };
 
 struct record {
     int32_t kind;
@@ -100,12 +103,20 @@ static int fails(int error) {
     return 1;
 }
 
+/* A fault that happens so many times. */
+static int faulty(int32_t *faults) {
+    if (*faults <= 0) return 0;
+    (*faults)--;
+    return fails(EIO);
+}
+
 static ssize_t positioned_write(int fd, const void *data, size_t length, off_t offset) {
     char buffer[4096];
     const char *name = name_of(fd, buffer, sizeof buffer);
     if (watched(name)) {
         step();
         if (fails(control->write_error)) return -1;
+        if (ends(name, ".db") && faulty(&control->database_write_faults)) return -1;
         if (ends(name, "-wal")) __atomic_add_fetch(&control->log_writes, 1, __ATOMIC_SEQ_CST);
         record(WRITE, name, offset, data, length);
     }
@@ -158,7 +169,12 @@ static int synced(int fd, long call) {
     step();
     if (control->sync_error != 0 && control->sync_failures != 0) {
         if (control->sync_failures > 0) control->sync_failures--;
+        record(FAILED_SYNC, name, 0, NULL, 0);
         if (fails(control->sync_error)) return -1;
+    }
+    if (faulty(ends(name, "-wal") ? &control->log_sync_faults : &control->database_sync_faults)) {
+        record(FAILED_SYNC, name, 0, NULL, 0);
+        return -1;
     }
     int answer = (int)syscall(call, fd);
     if (answer == 0) {

@@ -17,6 +17,7 @@ SOURCE = Path(__file__).with_name("interpose.c")
 _FIELDS = {
     **dict.fromkeys(("operations", "kill_at", "log_syncs", "database_syncs", "directory_syncs", "log_writes"), "q"),
     **dict.fromkeys(("sync_error", "sync_failures", "write_error", "injected"), "i"),
+    **dict.fromkeys(("log_sync_faults", "database_sync_faults", "database_write_faults"), "i"),
 }
 _SIZE = struct.calcsize("<" + "".join(_FIELDS.values()))
 _RECORD = struct.Struct("<iiqq")
@@ -81,7 +82,7 @@ class Operation:
     data: bytes
 
 
-_KINDS = {1: "write", 2: "truncate", 3: "sync", 4: "unlink", 5: "acknowledge"}
+_KINDS = {1: "write", 2: "truncate", 3: "sync", 4: "unlink", 5: "acknowledge", 6: "failed sync"}
 
 
 def read_trace(path: Path) -> Iterator[Operation]:
