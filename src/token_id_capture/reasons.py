@@ -18,6 +18,7 @@ INVALID_TOKENS: Final = "invalid_tokens"
 LOG_PROB_PLACEHOLDER: Final = "log_prob_placeholder"
 LOST_STREAM: Final = "lost_stream"
 NO_TOKEN_IDS: Final = "no_token_ids"
+OPEN_IN_BACKUP: Final = "open_in_backup"
 STORE_FAILED: Final = "store_failed"
 TOKEN_COUNT_MISMATCH: Final = "token_count_mismatch"
 UNCAPTURED_ENDPOINT: Final = "uncaptured_endpoint"
@@ -69,6 +70,7 @@ FLAG_REASONS: Final[dict[str, str]] = {
     LOG_PROB_PLACEHOLDER: "The engine sent a placeholder (-9999 or less) where a log probability should be.",
     LOST_STREAM: "The response broke off before its end, or its client left and the engine did not finish in time.",
     NO_TOKEN_IDS: "The engine answered without token ids or log probabilities.",
+    OPEN_IN_BACKUP: "The rollout was open when this file was copied, so calls that came after it are not in it.",
     STORE_FAILED: "The tokens were there, but the database refused to store them.",
     TOKEN_COUNT_MISMATCH: "Token ids, log probabilities and the engine's own count are not equally many.",
     UNCAPTURED_ENDPOINT: "The call went to an endpoint that can generate but is not captured.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.captured import WAITS_FOR_EVER, content, entry, filled, finish, mod
 from support.commands import RunInstalled, RunTokcap
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.maintain import backup
+from token_id_capture.store.maintain.leftovers import held
 from token_id_capture.store.maintain.verification import Checked
 
 WRITES_ONE_AFTER_THE_OTHER = """
@@ -184,3 +186,49 @@ def test_the_original_is_not_changed(tokcap: RunTokcap, tmp_path: Path) -> None:
     before = content(database)
     assert tokcap("backup", tmp_path / "copy.db", "-d", database).returncode == 0
     assert content(database) == before
+
+
+async def one_open_and_one_frozen(store: TokenCaptureStore) -> None:
+    await put_chain(store, "open")
+    await put_chain(store, "frozen")
+    await store.freeze("frozen")
+
+
+def test_what_is_open_in_a_copy_is_incomplete_there_for_its_later_calls_are_not_in_it(
+    tokcap: RunTokcap, tmp_path: Path
+) -> None:
+    database, copy = filled(tmp_path / "captures.db", one_open_and_one_frozen), tmp_path / "copy.db"
+    assert tokcap("backup", copy, "-d", database).returncode == 0
+
+    async def incomplete(path: Path) -> dict[str, bool]:
+        async with TokenCaptureStore(path) as store:
+            return {name: (await store.freeze(name)).incomplete for name in ("open", "frozen")}
+
+    assert asyncio.run(incomplete(copy)) == {"open": True, "frozen": False}
+    assert sql(copy, "SELECT rollout_id, reason FROM incomplete_flags") == [("open", "open_in_backup")]
+    assert asyncio.run(incomplete(database)) == {"open": False, "frozen": False}
+
+
+def test_a_last_copy_leaves_what_is_open_as_it_is_and_each_copy_is_a_file_of_its_own(
+    tokcap: RunTokcap, tmp_path: Path
+) -> None:
+    database, copy = filled(tmp_path / "captures.db", one_open_and_one_frozen), tmp_path / "copy.db"
+    assert tokcap("backup", copy, "-d", database, "--no-flag-open").returncode == 0
+    assert sql(copy, "SELECT count(*) FROM incomplete_flags") == [(0,)]
+    ((original,),) = sql(database, "SELECT file_id FROM capture_file")
+    ((copied, copied_from),) = sql(copy, "SELECT file_id, copied_from FROM capture_file")
+    assert copied != original
+    assert copied_from == original
+
+
+def test_what_a_killed_backup_left_behind_is_listed_and_removed_by_the_next(tokcap: RunTokcap, tmp_path: Path) -> None:
+    database = filled(tmp_path / "captures.db", some_rollouts)
+    names = (".copy.db.00000000.partial", ".copy.db.11111111.partial", ".x.db")
+    left, in_use, other = (tmp_path / name for name in names)
+    for path in (left, in_use, other):
+        path.write_text("part of a copy")
+    with held(in_use):
+        said = tokcap("doctor", "-d", database, "--json").stdout
+        assert [Path(name).name for name in json.loads(said)["file"]["leftovers"]] == [left.name]
+        assert tokcap("backup", tmp_path / "copy.db", "-d", database).returncode == 0
+    assert [path.exists() for path in (left, in_use, other)] == [False, True, True]

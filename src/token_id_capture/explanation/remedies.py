@@ -33,6 +33,8 @@ REMEDIES: Final[dict[str, str]] = {
     "it and the gateway for a limit on the time of a stream.",
     reasons.NO_TOKEN_IDS: "Check that the engine is new enough to return token ids and log probabilities, and that the "
     "call went to it through the gateway, which asks for them.",
+    reasons.OPEN_IN_BACKUP: f"{_AGAIN} If nothing was captured after the copy was made, make it again with tokcap "
+    "backup --no-flag-open while no process writes.",
     reasons.STORE_FAILED: "tokcap doctor tells how the file is. A full disk is the usual cause: free some space, and "
     "run the rollout again under a new id.",
     reasons.TOKEN_COUNT_MISMATCH: "Some of the response's tokens got lost within the engine, usually in the streaming "

@@ -18,20 +18,28 @@ from token_id_capture.cli.output.units import plural, show_bytes
 def backup(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="The new file; what is there is never replaced.")],
     database: DatabaseOption,
+    flag_open: Annotated[
+        bool,
+        typer.Option(help="Flag rollouts that are open in the copy, since it lacks the calls that come after it."),
+    ] = True,
 ) -> None:
     """Copy a database to a new file while others go on writing.
 
     The copy is one consistent state, without free pages. It gets its name only when it is whole and on disk, is
     readable by its owner alone, and is verified as tokcap verify does. It is a capture database like any other:
-    to restore it, stop the writers and put it in place of the old file and its -wal. Exit code 1: the copy is
-    made, and calls in it, as in the original, are damaged; 2: there is no copy.
+    to restore it, stop the writers and put it in place of the old file and its -wal. Rollouts that are open in the
+    copy are flagged incomplete there, as a restored copy lacks their later calls; for a last copy, once no process
+    writes, use --no-flag-open. Rollouts that were delivered after the copy are delivered again from it. Exit code 1:
+    the copy is made, and calls in it, as in the original, are damaged; 2: there is no copy.
     """
     from token_id_capture.store.maintain.backup import back_up
     from token_id_capture.store.maintain.verification import Checked
 
     checked = Checked()
     with progress_bar() as show:
-        damages = back_up(database_file(database), Path(os.path.abspath(destination)), checked, show)
+        damages = back_up(
+            database_file(database), Path(os.path.abspath(destination)), checked, show, flag_open=flag_open
+        )
     for damage in damages:
         print(printable(str(damage)))
     outcome = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"

@@ -132,6 +132,11 @@ def _judge_file(health: Health, diagnosis: Diagnosis) -> None:
         )
     if file.file_system and is_volatile(file.file_system):
         diagnosis.notes.append(f"the file lies on {file.file_system}: a restart of the machine loses it.")
+    if file.leftovers:
+        diagnosis.notes.append(
+            f"{plural(len(file.leftovers), 'file')} of killed backups ({file.leftovers[0]}): the next tokcap backup to "
+            "the same name removes them, and so may you."
+        )
     if file.wal_reset_bug:
         diagnosis.notes.append(
             f"SQLite {file.sqlite_version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6). This package "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -26,12 +28,14 @@ import typer
 from token_id_capture.cli.options import LogFormat
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.worker import CANNOT_START, METRICS_VARIABLE, make_server, run_worker
+from token_id_capture.store.maintain.leftovers import abandoned, held
 
 _logger = logging.getLogger(__name__)
 
 # A forked worker would share the parent's threads, locks and database connections.
 _processes = get_context("spawn")
 
+_METRICS_PREFIX: Final = "tokcap-metrics-"
 _TICK_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 30.0
 """How long a worker may take to answer, or to serve after its start, before it is taken for hung."""
@@ -214,8 +218,16 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _shared_metrics() -> Iterator[str]:
-    """A directory that only this user can enter, told to the workers, and removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="tokcap-metrics-", ignore_cleanup_errors=True) as directory:
+    """A directory that only this user can enter, told to the workers, and removed at the end.
+
+    Those of servers that were killed with all their workers are removed first.
+    """
+    for path in abandoned(Path(tempfile.gettempdir()), f"{_METRICS_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_METRICS_PREFIX, ignore_cleanup_errors=True) as directory,
+        held(Path(directory)),
+    ):
         os.environ[METRICS_VARIABLE] = directory
         yield directory
 

@@ -21,6 +21,8 @@ from token_id_capture.store.file.connections import has_wal_reset_bug
 from token_id_capture.store.file.location import file_system_of
 from token_id_capture.store.file.read_only import read_only, transaction, wal_bytes
 from token_id_capture.store.file.revision import HEAD_REVISION
+from token_id_capture.store.maintain.backup import PARTIAL
+from token_id_capture.store.maintain.leftovers import abandoned
 from token_id_capture.store.maintain.liveness import Liveness, liveness_of
 from token_id_capture.store.maintain.verification import structure_damage
 from token_id_capture.store.outcome_order import latest_of
@@ -53,7 +55,10 @@ _OPEN_CALLS = f"""
 
 @dataclass(frozen=True, slots=True)
 class FileHealth:
-    """The database file. Sizes in bytes; ``structure_damage`` is None if it was not looked for."""
+    """The database file. Sizes in bytes; ``structure_damage`` is None if it was not looked for.
+
+    ``leftovers`` are files beside it of backups that were killed.
+    """
 
     path: str
     size: int
@@ -68,6 +73,7 @@ class FileHealth:
     sqlite_version: str
     wal_reset_bug: bool
     structure_damage: tuple[str, ...] | None
+    leftovers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,7 @@ def _file(connection: sqlite3.Connection, path: Path, damage: tuple[str, ...] | 
         sqlite_version=sqlite3.sqlite_version,
         wal_reset_bug=has_wal_reset_bug(),
         structure_damage=damage,
+        leftovers=tuple(map(str, abandoned(path.parent, PARTIAL))),
     )
 
 
