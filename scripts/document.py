@@ -1,6 +1,6 @@
 """What the documentation repeats from the code. ``scripts/document`` writes it; a test compares it.
 
-In README.md and docs/continuity.md a table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+On a page of ``pages`` a table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 """
 
 from __future__ import annotations
@@ -16,27 +16,40 @@ import typer
 
 from token_id_capture import reasons
 from token_id_capture.cli.main import app
+from token_id_capture.cli.serving.settings import PREFIX
+from token_id_capture.server.settings import GatewaySettings
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-COMMANDS = ROOT / "docs" / "commands.md"
-CONTINUITY = ROOT / "docs" / "continuity.md"
+DOCS = ROOT / "docs"
+COMMANDS = DOCS / "commands.md"
+
+_ALL_COMMANDS = """\
+Every command that works on a database takes `--database PATH` (`-d`, or `TOKCAP_DATABASE`): a file, a directory that
+holds `token_captures.db`, or an `sqlite:///` URL. Results go to standard output, everything else to standard error.
+Exit code 1 means that some of the work could not be done, 2 that nothing could. `TOKCAP_DEBUG=1` shows the traceback of
+an error.
+"""
 
 
-def readme(text: str) -> str:
-    """The README with its generated tables brought up to date."""
+def pages() -> dict[Path, str]:
+    """The pages with tables among their text, brought up to date."""
     tables = {
-        "build reasons": _reasons(reasons.BUILD_REASONS),
-        "flag reasons": _reasons(reasons.FLAG_REASONS),
-        "release reasons": _reasons(reasons.RELEASE_REASONS),
-        "commands": _table(("command", "what it does"), _summaries()),
+        "reasons.md": {
+            "build reasons": _reasons(reasons.BUILD_REASONS),
+            "flag reasons": _reasons(reasons.FLAG_REASONS),
+            "release reasons": _reasons(reasons.RELEASE_REASONS),
+        },
+        "configuration.md": {"settings": _table(("variable", "default", "what it does"), _settings())},
+        "continuity.md": {"continuity reasons": _reasons(reasons.CONTINUITY_REASONS)},
     }
-    return _filled(text, tables)
+    return {DOCS / name: _filled((DOCS / name).read_text("utf-8"), filling) for name, filling in tables.items()}
 
 
-def continuity(text: str) -> str:
-    """The page on continuity with its table of reasons brought up to date."""
-    return _filled(text, {"continuity reasons": _reasons(reasons.CONTINUITY_REASONS)})
+def _settings() -> Iterable[tuple[str, str, str]]:
+    for name, field in GatewaySettings.model_fields.items():
+        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        shown = "" if default in (None, "") else f"`{getattr(default, 'value', default)}`"
+        yield f"`{PREFIX}{name.upper()}`", shown, str(field.description)
 
 
 def _filled(text: str, tables: Mapping[str, str]) -> str:
@@ -56,7 +69,15 @@ def _block(table: str, block: re.Match[str]) -> str:
 def commands() -> str:
     """The page of all commands and their options."""
     sections = [_section(name, command) for name, command in all_commands().items()]
-    return "\n".join(("# The commands of tokcap\n", "Written by `scripts/document` from `tokcap --help`.\n", *sections))
+    return "\n".join(
+        (
+            "# The commands of tokcap\n",
+            "Written by `scripts/document` from `tokcap --help`.\n",
+            _table(("command", "what it does"), _summaries()),
+            _ALL_COMMANDS,
+            *sections,
+        )
+    )
 
 
 def all_commands() -> dict[str, Any]:
@@ -76,7 +97,7 @@ def _reasons(table: Mapping[str, str]) -> str:
 
 def _summaries() -> Iterable[tuple[str, str]]:
     for name, command in all_commands().items():
-        yield f"[`tokcap {name}`](docs/commands.md#tokcap-{name})", _paragraphs(command)[0]
+        yield f"[`tokcap {name}`](#tokcap-{name})", _paragraphs(command)[0]
 
 
 def _section(name: str, command: Any) -> str:
@@ -122,9 +143,9 @@ def _described(parameter: Any) -> str:
     return " ".join(filter(None, (parameter.help, f"({', '.join(notes)})" if notes else "")))
 
 
-def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    lines = [head, ("---", "---"), *((_cell(left), _cell(right)) for left, right in rows)]
-    return "".join(f"| {left} | {right} |\n" for left, right in lines)
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(_cell, row)) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cell(text: str) -> str:
@@ -132,11 +153,10 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    COMMANDS.parent.mkdir(exist_ok=True)
-    README.write_text(readme(README.read_text("utf-8")), "utf-8")
-    COMMANDS.write_text(commands(), "utf-8")
-    CONTINUITY.write_text(continuity(CONTINUITY.read_text("utf-8")), "utf-8")
-    print(f"wrote {README.name}, {COMMANDS.relative_to(ROOT)} and {CONTINUITY.relative_to(ROOT)}")
+    written = {**pages(), COMMANDS: commands()}
+    for page, text in written.items():
+        page.write_text(text, "utf-8")
+    print(f"wrote {', '.join(str(page.relative_to(ROOT)) for page in written)}")
 
 
 if __name__ == "__main__":
