@@ -18,6 +18,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from token_id_capture.server.engines.weights import merged_spans, only_version, with_version
 from token_id_capture.server.text.json_splice import Hidden
 from token_id_capture.tokens import LogProbs, TokenIds
 
@@ -204,15 +205,27 @@ def _owned(tokens: ChoiceTokens) -> ChoiceTokens:
 
 def _extend(known: ChoiceTokens, new: ChoiceTokens) -> None:
     """Add what a further part says of a choice."""
+    before = _sampled(known)
     known.ids = _joined(known.ids, new.ids)
     known.log_probs = _joined(known.log_probs, new.log_probs)
     known.log_prob_ids = _joined(known.log_prob_ids, new.log_prob_ids)
     known.texts = _joined(known.texts, new.texts)
     known.prompt_ids, problem = same_prompt(known.prompt_ids, new.prompt_ids)
     known.problem = known.problem or new.problem or problem
-    for name in ("routed_experts", "weight_version", "weight_versions"):
-        if getattr(new, name) is not None:
-            setattr(known, name, getattr(new, name))
+    if new.routed_experts is not None:
+        known.routed_experts = new.routed_experts
+    if new.weight_versions is not None:
+        known.weight_versions = merged_spans(known.weight_versions, new.weight_versions)
+        known.weight_version = only_version(known.weight_versions)
+    elif new.weight_version is not None:
+        known.weight_version, known.weight_versions = with_version(
+            known.weight_version, known.weight_versions, new.weight_version, before, _sampled(known)
+        )
+
+
+def _sampled(tokens: ChoiceTokens) -> int:
+    """How many tokens of a choice have come."""
+    return max(len(tokens.ids or ()), len(tokens.log_probs or ()))
 
 
 _Prompt: TypeAlias = list[Any] | TokenIds | None

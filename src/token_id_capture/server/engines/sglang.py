@@ -138,7 +138,8 @@ class _ChoicesReader(DeltaReader):
         for index, tokens in found.items():
             tokens.prompt_ids, problem = same_prompt(tokens.prompt_ids, self._prompt)
             tokens.problem = tokens.problem or self._problem or problem
-            tokens.weight_version = tokens.weight_version or self._version
+            if tokens.weight_versions is None:
+                tokens.weight_version = tokens.weight_version or self._version
             output = array(self._outputs[index]) if 0 <= index < len(self._outputs) else None
             if tokens.ids is None:
                 tokens.ids = output
@@ -148,7 +149,13 @@ class _ChoicesReader(DeltaReader):
 
 
 def _of_part(endpoint: Endpoint, part: Mapping[str, Any]) -> dict[int, ChoiceTokens]:
-    return {index: _of_choice(endpoint, choice) for index, choice in choices_of(unwrapped(part))}
+    told = unwrapped(part)
+    metadata = told.get("metadata")
+    version = _version(metadata) if isinstance(metadata, Mapping) else None
+    found = {index: _of_choice(endpoint, choice) for index, choice in choices_of(told)}
+    for tokens in found.values():
+        tokens.weight_version = tokens.weight_version or version
+    return found
 
 
 def _of_choice(endpoint: Endpoint, choice: Mapping[str, Any]) -> ChoiceTokens:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from token_id_capture.server.engines.base import ChoiceTokens, array, is_token_list, same_prompt
+from token_id_capture.server.engines.weights import with_version
 from token_id_capture.server.text.json_splice import Hidden
 from token_id_capture.tokens import TokenIds
 
@@ -55,6 +56,7 @@ class _Choice:
     prompt: list[Any] | TokenIds | None = None
     count: Any = None
     version: str | None = None
+    versions: list[Any] | None = None
     experts: Any = None
     problem: str | None = None
 
@@ -63,18 +65,20 @@ class _Choice:
         self.count = meta.get("completion_tokens")
         self.prompt, problem = same_prompt(self.prompt, array(response.get("prompt_token_ids")) or None)
         self.problem = self.problem or problem
-        version = meta.get("weight_version")
-        self.version = self.version if version is None else str(version)
         self.experts = self.experts if meta.get("routed_experts") is None else meta["routed_experts"]
         total = meta.get("output_token_logprobs_length")
         total = self.count if total is None else total
-        repeats = True
+        repeats, before = True, len(self.ids or self.pairs or ())
         ids = array(response.get("output_ids"))
         if ids is not None:
             self.ids, repeats = self._joined(self.ids or [], ids, total)
         pairs = read_pairs(meta)
         if pairs is not None:
             self.pairs, repeats = self._joined(self.pairs or [], pairs, total)
+        version = meta.get("weight_version")
+        if version is not None:
+            told = with_version(self.version, self.versions, str(version), before, len(self.ids or self.pairs or ()))
+            self.version, self.versions = told
         text = response.get("text")
         if isinstance(text, str):
             self.text = text if repeats else self.text + text
@@ -129,6 +133,7 @@ class GenerateReader:
                 log_prob_ids=None if choice.pairs is None else [pair[1] for pair in choice.pairs],
                 routed_experts=choice.experts,
                 weight_version=choice.version,
+                weight_versions=choice.versions,
                 problem=choice.problem,
             )
             for index, choice in self._choices.items()

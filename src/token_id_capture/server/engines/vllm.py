@@ -40,6 +40,7 @@ from token_id_capture.server.engines.continuing import (
     template_question,
     text_in,
 )
+from token_id_capture.server.engines.weights import only_version
 from token_id_capture.server.text.json_splice import Hidden
 from token_id_capture.tokens import TokenIds
 
@@ -160,7 +161,7 @@ def _of_choice(endpoint: Endpoint, choice: Mapping[str, Any], prompt: list[Any] 
         problem=problem,
         ids=id_array(choice.get("token_ids")),
         routed_experts=choice.get("routed_experts"),
-        weight_version=_only_version(spans),
+        weight_version=only_version(spans),
         weight_versions=spans,
     )
     read_log_probs(tokens, endpoint, choice.get("logprobs"))
@@ -184,9 +185,3 @@ def read_log_probs(tokens: ChoiceTokens, endpoint: Endpoint, log_probs: object) 
     for name in ("token_id", "id"):
         if any(name in entry for entry in entries):
             tokens.log_prob_ids = [entry.get(name) for entry in entries]
-
-
-def _only_version(spans: list[Any] | None) -> str | None:
-    """The version of the weights, if one made the whole choice."""
-    versions = {str(span.get("version")) for span in spans or () if isinstance(span, Mapping)}
-    return versions.pop() if len(versions) == 1 else None
