@@ -159,7 +159,11 @@ class Writer:
         """Finish what waits, then end. Idempotent."""
         self.end()
         if self._thread.ident is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            except RuntimeError:
+                # The interpreter ends, and starts no thread any more; nobody else waits for this loop then.
+                self._thread.join()
 
     def _run(self) -> None:
         try:
