@@ -36,6 +36,15 @@ _ID_RULE: Final = (
 )
 
 
+def media_of(entry: TokenEntry) -> tuple[str, ...]:
+    """The digests of the images, sounds and files in the prompt, in order; the field ``media_digests``.
+
+    Their placeholders are alike, so token ids alone do not say what the policy saw.
+    """
+    digests = (entry.model_extra or {}).get("media_digests")
+    return tuple(map(str, digests)) if isinstance(digests, list | tuple) else ()
+
+
 def validate_rollout_id(rollout_id: str) -> str:
     """Return ``rollout_id`` unchanged if it is one; never repair it, for nobody could look it up.
 

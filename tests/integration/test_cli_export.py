@@ -105,7 +105,7 @@ def test_each_frozen_unmasked_rollout_is_one_row(tokcap: RunTokcap, database: Pa
         "state": "frozen",
         "outcome": "delivered",
         **dict.fromkeys(("parent", "parent_token", "agent", "purpose", "cause")),
-        **{"sequence": 0, "sequences": 1, "segment": 0},
+        **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False},
         "calls": 2,
         "model": "policy",
         "weight_versions": ["w1", "w2"],

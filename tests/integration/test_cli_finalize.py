@@ -72,7 +72,7 @@ def test_a_trajectory_row_is_flat_and_keeps_all_but_the_response(bench: Bench) -
         **given,
         "rollout_id": "0-0",
         **dict.fromkeys(("parent", "parent_token", "agent", "purpose", "cause")),
-        **{"sequence": 0, "sequences": 1, "segment": 0},
+        **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False},
         "token_ids": SEQUENCE,
         "loss_mask": LOSS_MASK,
         "log_probs": LOG_PROBS,

@@ -28,7 +28,7 @@ atexit.register(close[sys.argv[2]])
 @pytest.mark.parametrize("read", ["read", "only written"])
 def test_a_close_at_exit_is_quiet_and_loses_nothing(tmp_path: Path, loop: str, read: str) -> None:
     database = tmp_path / "captures.db"
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, database, loop, read]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(database), loop, read]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     with closing(sqlite3.connect(database)) as connection:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from token_id_capture.builder.chains import ChainLink
 from token_id_capture.builder.prefix_tree import PrefixTree, PrefixTreeNode
-from token_id_capture.records import TokenEntry
+from token_id_capture.records import TokenEntry, media_of
 from token_id_capture.tokens import TokenIds
 
 NEAREST_TRIES: Final = 8
+
+_Prompt: TypeAlias = tuple[TokenIds, tuple[str, ...]]
+"""What a prompt adds to the sequence that it continues, and the digests of all its media."""
 
 
 class LinkedCall:
@@ -35,6 +38,7 @@ class LinkedCall:
         "generation",
         "length",
         "link",
+        "media",
         "order",
         "parent",
         "prompt",
@@ -48,6 +52,7 @@ class LinkedCall:
         self.call_id = entry.model_call_id
         self.prompt = entry.prompt_token_ids
         self.generation = entry.generation_token_ids
+        self.media = media_of(entry)
         self.length = len(self.prompt) + len(self.generation)
         self.order = order
         self.parent = parent
@@ -85,7 +90,7 @@ class LinkedCall:
 class CallForest:
     """Links calls, which must be added in builder order, to their parents.
 
-    ``groups`` holds the calls that share a parent and a prompt (a call and its retries) by their
+    ``groups`` holds the calls that share a parent and a prompt with its media (a call and its retries) by their
     generation; ``copies`` names the call that a copy repeats. ``tries`` earlier calls are compared one
     by one before the tree is asked.
     """
@@ -93,7 +98,7 @@ class CallForest:
     def __init__(self, tries: int = NEAREST_TRIES) -> None:
         self.calls: list[LinkedCall] = []
         self.roots: list[int] = []
-        self.groups: dict[tuple[int | None, TokenIds], dict[TokenIds, LinkedCall]] = {}
+        self.groups: dict[tuple[int | None, _Prompt], dict[TokenIds, LinkedCall]] = {}
         self.copies: dict[str, LinkedCall] = {}
         self._tries = tries
         self._by_length: list[tuple[int, int]] = []
@@ -103,9 +108,10 @@ class CallForest:
     def add(self, entry: TokenEntry) -> None:
         """Find the parent of ``entry`` and note how it relates to the calls before it."""
         prompt = entry.prompt_token_ids
-        parent, place = self._find_parent(prompt)
+        media = media_of(entry)
+        parent, place = self._find_parent(prompt, media)
         interstitial = prompt[parent.length :] if parent is not None else prompt
-        group = self.groups.setdefault((None if parent is None else parent.order, interstitial), {})
+        group = self.groups.setdefault((None if parent is None else parent.order, (interstitial, media)), {})
         retried = next(iter(group.values()), None)
         call = LinkedCall(entry, len(self.calls), parent, interstitial)
         known = group.setdefault(call.generation, call)
@@ -125,29 +131,34 @@ class CallForest:
         """The call and all other answers to its prompt."""
         key = (
             None if call.parent is None else call.parent.order,
-            call.prompt if call.parent is None else call.link.interstitial,
+            (call.prompt if call.parent is None else call.link.interstitial, call.media),
         )
         return self.groups[key].values()
 
     def _find_parent(
-        self, prompt: TokenIds
+        self, prompt: TokenIds, media: tuple[str, ...]
     ) -> tuple[LinkedCall | None, tuple[PrefixTreeNode, PrefixTreeNode, int] | None]:
         """The parent, and the prompt's place in the tree if that had to be asked.
 
         Of two calls with one sequence, cut differently into prompt and generation, the one with the
-        longer prompt is the parent: it may itself continue a call that generated the rest.
+        longer prompt is the parent: it may itself continue a call that generated the rest. The placeholders of two
+        images are alike, so what a prompt continues must also have had the media that it begins with.
         """
         candidates = bisect_right(self._by_length, (len(prompt), len(self.calls)))
         # From the longest on, so the first hit is the longest.
-        for index in range(candidates - 1, max(-1, candidates - 1 - self._tries), -1):
+        tries = candidates if media else self._tries
+        for index in range(candidates - 1, max(-1, candidates - 1 - tries), -1):
             call = self.calls[self._by_length[index][1]]
-            if prompt.startswith(call.prompt, call.generation):
+            if call.media == media[: len(call.media)] and prompt.startswith(call.prompt, call.generation):
                 return call, None
-        if candidates <= self._tries:
+        if candidates <= tries:
             return None, None
         place = self._locate(prompt, self.calls[self._by_length[candidates - 1][1]])
-        found = place[0].ending_call()
-        return (None if found is None else self.calls[found]), place
+        ending = place[0].ending_call()
+        found = None if ending is None else self.calls[ending]
+        while found is not None and found.media != media[: len(found.media)]:
+            found = found.parent
+        return found, place
 
     def _locate(self, prompt: TokenIds, near: LinkedCall) -> tuple[PrefixTreeNode, PrefixTreeNode, int]:
         """The place of ``prompt`` in the tree, searched from where it departs from the call ``near``."""

@@ -8,6 +8,7 @@ from typing import Any
 from token_id_capture.builder.chains import Chain
 from token_id_capture.builder.projections import Trajectory
 from token_id_capture.builder.sequences import Sequence
+from token_id_capture.records import media_of
 from token_id_capture.tokens import LogProbs, TokenIds
 
 _NOTHING = Trajectory(TokenIds(), [], LogProbs())
@@ -21,7 +22,8 @@ class TrainingRow:
     ``parent`` is the index of the row that it departs from and ``parent_token`` the first token, from 0, at
     which both differ; None if it departs from none. ``agent`` is who speaks, ``purpose`` what for, None
     where the harness does not tell. ``segment`` counts how often the agent's conversation was compacted
-    before, and ``cause`` says why the sequence starts anew, None for the first.
+    before, and ``cause`` says why the sequence starts anew, None for the first. ``multimodal`` says that its tokens
+    stand for images, sounds or files too, which a trainer has to get from elsewhere.
 
     ``token_ids``, ``loss_mask`` (0 or 1) and ``log_probs`` (0.0 where the mask is 0) have N items, none if the
     row is masked; then ``mask_reason`` is a code of ``token_id_capture.reasons``.
@@ -36,6 +38,7 @@ class TrainingRow:
     purpose: str | None
     segment: int
     cause: str | None
+    multimodal: bool
     mask_reason: str | None
     token_ids: TokenIds = field(repr=False)
     loss_mask: list[int] = field(repr=False)
@@ -58,6 +61,7 @@ def lineage(sequence: Sequence, index: int, count: int) -> dict[str, Any]:
         "purpose": sequence.purpose,
         "segment": sequence.segment,
         "cause": sequence.cause,
+        "multimodal": any(map(media_of, sequence.calls)),
     }
 
 

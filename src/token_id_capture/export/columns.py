@@ -46,6 +46,7 @@ _LINEAGE: Final = (
     Column("purpose", Kind.TEXT, "what for: turn, auxiliary, compaction or prewarm"),
     Column("segment", Kind.INTEGER, "how often the agent's conversation was compacted before"),
     Column("cause", Kind.TEXT, "why the sequence starts anew; null for the first"),
+    Column("multimodal", Kind.FLAG, "whether its tokens stand for images, sounds or files too"),
 )
 _SEQUENCE: Final = (
     Column("token_ids", Kind.TOKEN_IDS, "the whole sequence"),

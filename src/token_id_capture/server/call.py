@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,7 +34,7 @@ from token_id_capture.server.wire.entries import CapturedRequest, NotCapturableE
 from token_id_capture.server.wire.fast_parse import BodyReader, ResponseBody
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.redaction import client_view
-from token_id_capture.server.wire.request import CallBody
+from token_id_capture.server.wire.request import CallBody, digests_of, media_parts
 from token_id_capture.server.wire.response import EngineResponse, read_response
 from token_id_capture.server.wire.synthesis import EVENT_STREAM, event_stream
 
@@ -153,7 +154,9 @@ class CapturedCall:
             served = read()
             if self._settings.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
                 await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
-            entries = entries_from(context, self._request, served)
+            # Images are long, and hashing them lets other threads go on.
+            media = await asyncio.to_thread(digests_of, parts) if (parts := media_parts(self._body.members)) else ()
+            entries = entries_from(context, self._request, served, media)
             links = [] if self._plan is None else self._plan.recorded(entries, served)
         except NotCapturableError as refused:
             await self._recorder.flag(refused.reason, refused.detail)

@@ -120,8 +120,12 @@ class CapturedRequest:
         return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
 
 
-def entries_from(context: CaptureContext, request: CapturedRequest, response: EngineResponse) -> list[TokenEntry]:
+def entries_from(
+    context: CaptureContext, request: CapturedRequest, response: EngineResponse, media: Sequence[str] = ()
+) -> list[TokenEntry]:
     """One entry for each choice; the first has the call's own id, the others add their position.
+
+    ``media`` are the digests of what is no text in the prompt.
 
     Raises:
         NotCapturableError: the tokens are missing, not equally many, or no tokens.
@@ -147,6 +151,7 @@ def entries_from(context: CaptureContext, request: CapturedRequest, response: En
         "offers_tools": context.origin.offers_tools,
         "translation": context.translation,
         **({"session_headers": request.session_headers} if request.session_headers else {}),
+        **({"media_digests": list(media)} if media else {}),
     }
     entries: list[TokenEntry] = []
     for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(response.choices, arrays, strict=True)):

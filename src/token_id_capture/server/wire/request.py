@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from typing import Any, Final
 
 import orjson
@@ -13,6 +15,11 @@ from token_id_capture.server.engines.base import Endpoint, Engine
 from token_id_capture.server.text.json_splice import set_members
 from token_id_capture.server.wire.endpoints import expected_choices
 
+_MEDIA: Final = frozenset(
+    {"audio_data", "features", "image_data", "input_embeds", "multi_modal_data", "multimodal_data", "prompt_embeds"}
+    | {"video_data"}
+)
+_MEDIA_WORD: Final = re.compile("image|audio|video|file|document")
 _TRUE: Final = (True, "true", "True", "1")  # as engines that validate with pydantic read it
 
 
@@ -101,3 +108,27 @@ class CallBody:
     def _has(self, name: str, value: Any) -> bool:
         known = self.members.get(name)
         return type(known) is type(value) and known == value
+
+
+def media_parts(body: Mapping[str, Any]) -> list[Any]:
+    """The parts of a request's prompt that are no text, in order: those of its messages, and members of its own."""
+    messages = body.get("messages")
+    parts: list[Any] = []
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts += filter(_is_media, content if isinstance(content, list) else ())
+    prompt = body.get("prompt")
+    holders = (body, prompt if isinstance(prompt, Mapping) else {})
+    return [*parts, *({name: value} for one in holders for name, value in one.items() if name in _MEDIA and value)]
+
+
+def _is_media(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    # vLLM takes parts without a type, whose one key says what they are.
+    return any(_MEDIA_WORD.search(word) for word in (str(part.get("type")), *part))
+
+
+def digests_of(parts: Iterable[Any]) -> list[str]:
+    """One digest of each part, 32 hexadecimal digits, whatever the order of its keys."""
+    return [sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:32] for part in parts]
