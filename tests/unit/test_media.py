@@ -29,7 +29,7 @@ def test_the_same_ids_with_other_images_are_neither_copies_nor_retries() -> None
     output = prefix_merging(
         [seen("a", [1, 9], [5], "cat"), seen("b", [1, 9], [5], "dog"), seen("c", [1, 9], [6], "cow")]
     )
-    assert output.notes.copied_calls == {}
+    assert not output.notes.copied_calls
     assert output.notes.unresolved_retries == []
     assert output.notes.chains == 3
 
