@@ -130,13 +130,7 @@ def entries_from(
     Raises:
         NotCapturableError: the tokens are missing, not equally many, or no tokens.
     """
-    if response.problem is not None:
-        raise NotCapturableError(reasons.INVALID_TOKENS, response.problem)
-    if not response.choices:
-        raise NotCapturableError(reasons.NO_TOKEN_IDS, "the response has no choices")
-    arrays = [_arrays(position, choice, response) for position, choice in enumerate(response.choices)]
-    _check_counts(arrays, response.completion_tokens)
-    _check_prompts([prompt for prompt, _, _ in arrays], response.prompt_tokens, request.sampling.get("n"))
+    arrays = _checked(response, request.sampling.get("n"))
     prompts: dict[int, TokenIds] = {}
     shared: dict[str, Any] = {
         "rollout_id": context.rollout_id,
@@ -184,6 +178,18 @@ def entries_from(
 
 
 _Arrays: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
+
+
+def _checked(response: EngineResponse, n: object) -> list[_Arrays]:
+    """The arrays of all choices, as many as the engine counted."""
+    if response.problem is not None:
+        raise NotCapturableError(reasons.INVALID_TOKENS, response.problem)
+    if not response.choices:
+        raise NotCapturableError(reasons.NO_TOKEN_IDS, "the response has no choices")
+    arrays = [_arrays(position, choice, response) for position, choice in enumerate(response.choices)]
+    _check_counts(arrays, response.completion_tokens)
+    _check_prompts([prompt for prompt, _, _ in arrays], response.prompt_tokens, n)
+    return arrays
 
 
 def _arrays(position: int, choice: EngineChoice, response: EngineResponse) -> _Arrays:
