@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from support.captured import WAITS_FOR_EVER, content, entry, filled, finish, one_line, process, put_chain, sql
 from support.commands import RunTokcap
+from support.terminal import on_terminal
 from token_id_capture.store import TokenCaptureStore
 
 CALLS_IN_FLIGHT = f"""
@@ -62,6 +64,21 @@ def test_calls_of_a_process_that_runs_are_in_flight_and_those_of_a_killed_one_ar
     # All of this was in the WAL that the process left behind.
     assert facts["file"]["wal_size"] > 0
     a_person_gets_the_lost_calls_and_what_to_do(tokcap("doctor", "-d", database), database, writer.pid)
+
+
+def test_a_terminal_gets_whole_words(tmp_path: Path) -> None:
+    async def some_open(store: TokenCaptureStore) -> None:
+        for number in range(3):
+            await put_chain(store, f"a-rollout-with-a-rather-long-id-{number}")
+            await finish(store, f"a-rollout-with-a-rather-long-id-{number}", "masked", "capture_incomplete")
+
+    database = filled(tmp_path / "captures.db", some_open)
+    wide, narrow = (on_terminal(width, "doctor", "-d", database, TERM="dumb") for width in (400, 60))
+    ages = re.compile(r"\d+s")
+    assert [word for word in narrow.split() if not ages.fullmatch(word)] == [
+        word for word in wide.split() if not ages.fullmatch(word)
+    ]
+    assert [line for line in narrow.splitlines() if len(line) > 60 and len(line.split()) > 1] == []
 
 
 def a_person_gets_the_lost_calls_and_what_to_do(

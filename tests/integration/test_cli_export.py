@@ -303,6 +303,24 @@ def test_several_processes_write_what_one_writes(
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes() != b""
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_an_export_without_a_row_leaves_no_file_in_the_way_of_the_next(
+    tokcap: RunTokcap, tmp_path: Path, name: str
+) -> None:
+    async def one_open() -> Path:
+        async with TokenCaptureStore(tmp_path / "captures.db") as store:
+            await store.put(entry("open", "only", [1], [2]))
+            return store.database
+
+    database = asyncio.run(one_open())
+    nothing = tokcap("export", "-d", database, "-o", tmp_path / name)
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "no row is to be exported, so no file was written" in nothing.stderr
+    assert "1 left out, not frozen" in nothing.stderr
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(("rows", ".rows"))] == []
+    assert tokcap("export", "-d", database, "-o", tmp_path / name, "--include-open").returncode == 0
+
+
 def test_rows_can_go_to_a_pipe(tokcap: RunTokcap, database: Path) -> None:
     done = tokcap("export", "-d", database, "-o", "-")
     assert [json.loads(line)["rollout_id"] for line in done.stdout.splitlines()] == ["delivered", "frozen"]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from support.commands import TOKCAP, RunInstalled, RunTokcap
 from support.terminal import on_terminal
+from token_id_capture.consumer import trajectories_from_source
+from token_id_capture.delivery import record_delivery, retire_rollout_token_capture
 from token_id_capture.errors import RolloutFrozenError
 from token_id_capture.lifecycle import CallOrigin
 from token_id_capture.records import TokenEntry
@@ -60,11 +63,11 @@ def test_ls_shows_one_rollout_a_line(tokcap: RunTokcap, database: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
     header, *rows = [line.split() for line in shown.stdout.splitlines()]
-    assert " ".join(header) == "rollout state version calls agents prompt generated flags open outcome reason"
+    assert " ".join(header) == "rollout state calls agents prompt sampled flags outcome"
     assert rows == [
-        ["math-0", "frozen", "1", "2", "1", "6", "3", "0", "0", "delivered", "-"],
-        ["math-1", "open", "1", "0", "0", "0", "0", "1", "1", "-", "-"],
-        ["other", "open", "0", "1", "1", "1", "1", "0", "0", "-", "-"],
+        ["math-0", "frozen", "2", "1", "6", "3", "0", "delivered"],
+        ["math-1", "open", "0", "0", "0", "0", "1+1", "-"],
+        ["other", "open", "1", "1", "1", "1", "0", "-"],
     ]
 
 
@@ -145,7 +148,7 @@ async def test_ls_and_show_tell_whose_calls_they_are(tokcap: RunTokcap, tmp_path
         await store.put(made_up_call("r", "first", agent="main", purpose="turn"))
         await store.put(made_up_call("r", "other", prompt=[7], agent="a1", parent_agent="main"))
         await store.begin_attributed_call("r", "lost", CallOrigin("a1", "main"))
-    assert tokcap("ls", "-d", tmp_path).stdout.splitlines()[1].split()[4] == "2"
+    assert tokcap("ls", "-d", tmp_path).stdout.splitlines()[1].split()[3] == "2"
     shown = tokcap("show", "r", "-d", tmp_path).stdout
     assert "agent a1, of main" in shown
     lines = shown.splitlines()
@@ -245,16 +248,52 @@ def test_a_closed_standard_output_gets_no_traceback(database: Path) -> None:
     assert (left.returncode, left.stderr) == (0, b"")
 
 
-def test_a_wide_terminal_gets_columns_without_colours(database: Path) -> None:
-    shown = on_terminal(120, "ls", "-d", database)
-    assert shown.startswith("rollout  state")
-    assert "\x1b" not in shown
+@pytest.mark.parametrize(("environment", "coloured"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)])
+def test_a_terminal_gets_colours_if_it_has_them(database: Path, environment: dict[str, str], coloured: bool) -> None:
+    shown = on_terminal(120, "ls", "-d", database, **environment)
+    assert ("\x1b[32mdelivered" in shown) is coloured
+    assert plain(shown).startswith("rollout  state")
+    assert "\x1b" not in on_terminal(120, "ls", "-d", database, NO_COLOR="1", TERM="dumb")
 
 
-def test_a_narrow_terminal_gets_blocks_and_no_folded_id(database: Path) -> None:
-    lines = on_terminal(40, "ls", "-d", database).splitlines()
-    assert lines[:2] == ["rollout    math-0", "state      frozen"]
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+async def test_a_row_is_a_few_lines_of_an_80_column_terminal_and_nothing_is_cut(tmp_path: Path) -> None:
+    ids = ["0b5c1c7e-1111-2222-3333-444455556666", "math-17-0-a1"]
+    async with TokenCaptureStore(tmp_path) as store:
+        for rollout_id in ids:
+            await store.put(entry(rollout_id, "first", [1, 2], [3]))
+            snapshot = await store.freeze(rollout_id)
+            await store.record_outcome(snapshot.snapshot_id, snapshot.version, "masked", "capture_incomplete")
+    header, *lines = plain(on_terminal(80, "ls", "-d", tmp_path)).splitlines()
+    assert len(lines) <= 5
+    assert max(map(len, (header, *lines))) <= 80
+    assert lines[-2].startswith("math-17-0-a1 ")
+    column = header.index("state")
+    assert "".join(line[:column].strip() for line in lines) == "".join(ids)
+
+
+def test_where_columns_have_no_room_each_row_is_a_block(database: Path) -> None:
+    lines = plain(on_terminal(40, "ls", "-d", database)).splitlines()
+    assert lines[:2] == ["rollout  math-0", "state    frozen"]
     assert max(map(len, lines)) <= 40
+
+
+async def test_a_retired_rollout_shows_what_its_outcome_counted(tokcap: RunTokcap, tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path) as store:
+        for name in ("counted", "uncounted"):
+            await store.put(entry(name, "first", [1, 2], [3, 4, 5]))
+        built = await trajectories_from_source("counted", store)
+        await record_delivery(store, built)
+        assert await retire_rollout_token_capture("counted", store, built)
+        await store.retire(["uncounted"])
+    rows = [line.split() for line in tokcap("ls", "-d", tmp_path).stdout.splitlines()[1:]]
+    assert rows == [
+        ["counted", "retired", "1", "-", "-", "3", "0", "delivered"],
+        ["uncounted", "retired", "-", "-", "-", "-", "0", "-"],
+    ]
 
 
 def test_the_version_is_that_of_the_distribution(tokcap: RunTokcap) -> None:

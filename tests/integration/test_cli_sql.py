@@ -95,6 +95,25 @@ def test_a_long_result_comes_whole_in_every_form(tokcap: RunTokcap, database: Pa
     assert len(tokcap("sql", "-d", database, "--csv", statement).stdout.splitlines()) == 5001
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "-- how many\nSELECT 7 AS n",
+        "--how many\nSELECT 7 AS n",
+        "--\tin tabs = 1\nSELECT 7 AS n",
+        "-- json\nSELECT 7 AS n -- done",
+    ],
+)
+def test_a_statement_that_begins_with_a_comment_is_no_option(tokcap: RunTokcap, database: Path, statement: str) -> None:
+    for arguments in (
+        ["-d", database, statement],
+        [statement, f"--database={database}"],
+        ["-d", database, "--", statement],
+    ):
+        assert tokcap("sql", *arguments).stdout == "n\n7\n"
+    assert "No such option: --jsno" in tokcap("sql", "-d", database, "--jsno", statement).stderr
+
+
 @pytest.mark.parametrize("arguments", [["-"], []])
 def test_the_statement_may_come_from_a_pipe(tokcap: RunTokcap, database: Path, arguments: list[str]) -> None:
     shown = tokcap("sql", "-d", database, *arguments, stdin="SELECT state FROM rollouts;\n")
@@ -309,14 +328,14 @@ async def test_a_person_who_pages_through_a_result_does_not_pin_the_log(tmp_path
 
 def test_a_narrow_terminal_gets_blocks(database: Path) -> None:
     statement = "SELECT rollout_id, model_call_id, reason FROM incomplete_flags"
-    assert on_terminal(30, "sql", "-d", database, statement).splitlines() == [
+    assert on_terminal(30, "sql", "-d", database, statement, TERM="dumb").splitlines() == [
         "rollout_id     math-0",
         "model_call_id  first",
         "reason         lost_stream",
     ]
 
 
-@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "dumb", "NO_COLOR": "1"}])
 def test_a_wide_terminal_gets_columns_without_escapes(database: Path, environment: dict[str, str]) -> None:
     shown = on_terminal(100, "sql", "-d", database, "SELECT state, version FROM rollouts", **environment)
     assert shown == "state  version\nopen         1\n"

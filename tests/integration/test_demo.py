@@ -143,7 +143,7 @@ def test_the_report_names_the_files_and_commands_that_work(
     assert [one for one in MASKED if one not in said[0]] == []
     assert "multiple_roots" in said[1]
     assert said[2].startswith("rollout lost-call:")
-    assert (finished.directory / "steady-1.html").is_file()
+    assert (finished.directory / "compacted.html").is_file()
     assert said[4].count("lost-call") == 1
 
 

@@ -18,7 +18,9 @@ from aiohttp import web
 
 from support.made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
 from support.replay import ReplayEngine, replay_engine, until
-from support.served import Serving, refused, serving
+from support.served import Serving, refused, serving, started
+from token_id_capture.cli.main import Commands
+from token_id_capture.cli.serving.settings import WorkerSettings
 from token_id_capture.store import TokenCaptureStore
 
 
@@ -44,9 +46,45 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engi
         (("-u", engine.url, *text, "--port", "0"), str(tmp_path / "text.db")),
     ):
         assert (await refused(*arguments)).startswith(beginning)
-    assert (await refused("-u", engine.url, *new, TOKCAP_DRAIN_SECONDS="soon")).startswith("TOKCAP_DRAIN_SECONDS: ")
     said = await refused("-u", engine.url, *new, "--port", "0", "--no-check", "--free-space-floor", str(2**62))
     assert "fewer than the floor" in said
+    assert (await refused("-u", engine.url, *new, "--drain-seconds", "inf")).startswith("TOKCAP_DRAIN_SECONDS: ")
+
+
+@pytest.mark.parametrize("name", ["PORT", "WORKERS", "DRAIN_SECONDS", "BODY_LIMIT"])
+async def test_a_variable_that_makes_no_sense_is_named_with_its_option(tmp_path: Path, name: str) -> None:
+    process = await started("-u", "http://127.0.0.1:9", "-d", str(tmp_path / "new.db"), **{f"TOKCAP_{name}": "soon"})
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    option = f"--{name.lower().replace('_', '-')}"
+    assert process.returncode == 2
+    assert f"Invalid value for '{option}' (env var: 'TOKCAP_{name}')" in said.decode()
+
+
+def test_every_setting_of_a_worker_is_an_option_and_every_option_a_variable() -> None:
+    options = [one for one in Commands()["serve"].params if one.name != "help"]
+    assert {one.name: one.envvar for one in options} == {one.name: f"TOKCAP_{one.name.upper()}" for one in options}
+    assert set(WorkerSettings.model_fields) - {"database_id"} <= {one.name for one in options}
+    defaults = {name: field.default for name, field in WorkerSettings.model_fields.items() if not field.is_required()}
+    named = {one.name: one.default for one in options if one.name in defaults and one.default is not None}
+    assert named == {name: defaults[name] for name in named}
+
+
+async def test_it_listens_where_the_environment_says_and_prints_the_base_url(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    where = {"TOKCAP_HOST": "::1", "TOKCAP_WORKERS": "1", "TOKCAP_LOG_PROBS_MODE": "raw_logprobs"}
+    options = ("--session-headers", "x-mine", "--body-limit", "2000")
+    async with serving(tmp_path / "captures.db", engine.url, *options, **where) as server:
+        assert server.url.startswith("http://[::1]:")
+        template = next(line for line in server.before if "OpenAI clients" in line)
+        base = template.split()[-1].replace("ROLLOUT", "r1").removeprefix(server.url)
+        assert (await server.post(f"{base}/chat/completions", **{"x-mine": "kept"}))[0] == 200
+        assert (await server.post(f"{base}/chat/completions", {"messages": "x" * 2000}))[0] == 413
+    async with TokenCaptureStore(tmp_path / "captures.db", create=False) as store:
+        [stored] = await store.read_entries("r1")
+    assert stored.log_probs_mode == "raw_logprobs"
+    assert stored.model_extra == {"session_headers": {"x-mine": "kept"}}
 
 
 async def test_one_process_serves_captures_and_stops_cleanly(tmp_path: Path, engine: ReplayEngine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
@@ -109,9 +110,41 @@ def local_time(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
+def terminal_width() -> int | None:
+    """The width of standard output; None for a pipe, which gets whole lines for grep and awk."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def wrapped(line: str, room: int | None, hanging: int = 2) -> str:
+    """``line`` in lines of at most ``room`` characters, broken between words alone, so that an id or a path can
+    be copied; lines after the first are ``hanging`` characters further in."""
+    if room is None or len(line) <= room:
+        return line
+    import textwrap
+
+    indent = len(line) - len(line.lstrip())
+    deeper = indent + hanging if indent + hanging + 10 < room else indent
+    return textwrap.fill(
+        line.strip(),
+        room,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * deeper,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def print_line(line: str, hanging: int = 2) -> None:
+    """One line on standard output, wrapped where that is a terminal."""
+    print(wrapped(printable(line), terminal_width(), hanging))
+
+
 def report(message: str) -> None:
-    """One line on standard error."""
-    print(f"tokcap: {printable(message)}", file=sys.stderr)
+    """One line on standard error, wrapped where that is a terminal."""
+    room = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else None
+    print(wrapped(f"tokcap: {printable(message)}", room), file=sys.stderr)
 
 
 def show_warnings(say: Callable[[str], object]) -> None:
@@ -127,6 +160,16 @@ def fail(message: str, code: int = EXIT_UNUSABLE) -> NoReturn:
     """End the command with one line on standard error and this exit code."""
     report(message)
     raise typer.Exit(code)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Go on only if a person agrees, or did with ``--yes``."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("nothing was removed: without a terminal to ask on, say --yes")
+    if not typer.confirm(question, err=True):
+        fail("nothing was removed", EXIT_PARTIAL)
 
 
 def let_others_go_first() -> None:

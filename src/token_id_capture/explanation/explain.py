@@ -25,6 +25,7 @@ from token_id_capture.explanation.remedies import (
     SENTENCES,
 )
 from token_id_capture.explanation.stored import StoredRollout
+from token_id_capture.explanation.wording import counted
 from token_id_capture.lifecycle import BuildOutcome, Outcome, State
 from token_id_capture.rebuild import Build, build_snapshot
 
@@ -114,8 +115,8 @@ def _headline(rollout: StoredRollout, build: Build) -> str:
         last = build.main_chain.links[-1].entry
         tokens = len(last.prompt_token_ids) + len(last.generation_token_ids)
         fate = (
-            f"deliverable: {_count(build.calls, 'call forms', 'calls form')} one sequence of "
-            f"{tokens:,} tokens, {build.notes.generated_tokens_delivered:,} of them sampled"
+            f"deliverable: {counted(build.calls, 'call forms', 'calls form')} one sequence of "
+            f"{counted(tokens, 'token')}, {build.notes.generated_tokens_delivered:,} of them sampled"
         )
     else:
         fate = f"{build.outcome}: {build.reason}"
@@ -245,7 +246,7 @@ def _notes(rollout: StoredRollout, tree: CallTree | None) -> Iterator[str]:
     if tree is not None:
         yield from _left_out(tree)
     if rollout.refused_calls:
-        refused = _count(len(rollout.refused_calls), "call was", "calls were")
+        refused = counted(len(rollout.refused_calls), "call was", "calls were")
         yield f"{refused} refused by the engine before it generated anything; that is no hole."
     yield from _late(rollout)
 
@@ -267,13 +268,9 @@ def _left_out(tree: CallTree) -> Iterator[str]:
 
 def _late(rollout: StoredRollout) -> Iterator[str]:
     if rollout.late_calls:
-        late = _count(len(rollout.late_calls), "call")
+        late = counted(len(rollout.late_calls), "call")
         yield f"{late} came too late, after the rollout was closed for writing, and changed nothing."
 
 
 def _calls(calls: list[PlacedCall]) -> str:
     return f"call {numbers(calls)}" if len(calls) == 1 else f"calls {numbers(calls)}"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -74,7 +74,7 @@ REMEDIES: Final[dict[str, str]] = {
     "later call that continues one settles which was used. Each answer by itself can still be trained on, with tokcap "
     "export --per-request.",
     reasons.DELETED_BY_HAND: "Nothing is left to be done; the id may be used again.",
-    reasons.RETIRED_BY_HAND: "Nothing is left to be done. Delete the rollout before its id is used again.",
+    reasons.RETIRED_BY_HAND: "Nothing is left to be done. tokcap delete frees its id, should it be used again.",
     reasons.PRUNED: "Nothing is left to be done. A longer --older-than keeps evidence longer.",
 }
 

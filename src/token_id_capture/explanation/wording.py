@@ -26,6 +26,11 @@ _CAUSES: Final[dict[Cause, str]] = {
 }
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 call``, ``1,204 calls``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def by_number(call: PlacedCall) -> str:
     """The name of a call where a reader sees the numbers."""
     return f"call {call.number}"

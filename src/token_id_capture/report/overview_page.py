@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from token_id_capture.explanation.remedies import SENTENCES
+from token_id_capture.explanation.wording import counted
 from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.report.charts import BarChart, Slots, draw_bars, short_number
 
@@ -116,9 +117,11 @@ def _tiles(history: History, rows: Sequence[SlotRow]) -> Iterator[Tile]:
     delivered, masked = sum(row.delivered for row in rows), sum(row.masked + row.failed for row in rows)
     captured, handed_on = sum(row.captured_tokens for row in rows), sum(row.delivered_tokens for row in rows)
     judged = delivered + masked
-    yield Tile(f"{delivered:,}", "rollouts delivered", _percent(delivered, judged))
+    noun = "rollout" if delivered == 1 else "rollouts"
+    under_way = f"{counted(history.open_calls, 'call')} under way or lost"
+    yield Tile(f"{delivered:,}", f"{noun} delivered", _percent(delivered, judged))
     yield Tile(f"{masked:,}", "masked or failed", _percent(masked, judged))
-    yield Tile(f"{history.states.get(State.OPEN, 0):,}", "open now", f"{history.open_calls:,} calls under way or lost")
+    yield Tile(f"{history.states.get(State.OPEN, 0):,}", "open now", under_way)
     yield Tile(short_number(handed_on), "sampled tokens delivered", f"of {short_number(captured)} captured")
     yield Tile(f"{100 * handed_on / captured:.1f} %" if captured else "-", "token yield", "delivered of captured")
 
@@ -130,11 +133,11 @@ def _percent(part: int, whole: int) -> str:
 def _summary(history: History, rows: Sequence[SlotRow]) -> str:
     states = ", ".join(f"{history.states.get(state, 0):,} {state}" for state in State)
     total = sum(history.states.values())
-    text = f"{total:,} rollouts are known to this database: {states}."
+    text = f"{counted(total, 'rollout is', 'rollouts are')} known to this database: {states}."
     if history.slots is None:
         return f"{text} No outcome was recorded yet."
     delivered, masked = sum(row.delivered for row in rows), sum(row.masked + row.failed for row in rows)
-    text += f" {delivered:,} were delivered and {masked:,} masked or failed"
+    text += f" {counted(delivered, 'was', 'were')} delivered and {masked:,} masked or failed"
     reasons = _reason_counts(history)
     if not reasons:
         return f"{text}."
@@ -187,7 +190,7 @@ def _flag_bars(history: History) -> tuple[ReasonBar, ...]:
             SENTENCES.get(flag.reason, ""),
             flag.flags,
             round(100 * flag.flags / most, 2),
-            f"in {flag.rollouts:,} rollout{'' if flag.rollouts == 1 else 's'}",
+            f"in {counted(flag.rollouts, 'rollout')}",
         )
         for flag in history.flags
     )

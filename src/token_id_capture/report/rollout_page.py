@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from token_id_capture.explanation import CallTree, Decode, Explanation, PlacedCall
+from token_id_capture.explanation.wording import counted
 from token_id_capture.lifecycle import Flag, Outcome, State
 from token_id_capture.report.findings import ShownFinding, shown_findings
 from token_id_capture.report.timeline import Timeline, draw_timeline
@@ -133,7 +134,7 @@ def _facts(evidence: Evidence, tree: CallTree | None) -> Iterator[tuple[str, str
     if calls:
         yield "calls", f"{len(calls):,}"
         yield "sampled tokens", f"{sum(len(call.entry.generation_token_ids) for call in calls):,}"
-        yield "longest sequence", f"{max(call.length for call in calls):,} tokens"
+        yield "longest sequence", counted(max(call.length for call in calls), "token")
     else:
         yield from _recorded_facts(evidence.outcomes[-1].metrics if evidence.outcomes else {})
     models = dict.fromkeys(call.entry.model for call in calls if call.entry.model)

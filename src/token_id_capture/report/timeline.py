@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from token_id_capture.explanation.wording import counted
+
 if TYPE_CHECKING:
     from token_id_capture.explanation.call_tree import CallTree
     from token_id_capture.store.read.evidence import Evidence
@@ -73,7 +75,7 @@ def _events(evidence: Evidence, tree: CallTree | None) -> Iterable[tuple[str, It
             Event(
                 call.entry.created_at,
                 call.role.value,
-                f"Call {call.number}, {len(call.entry.generation_token_ids):,} tokens sampled",
+                f"Call {call.number}, {counted(len(call.entry.generation_token_ids), 'token')} sampled",
             )
             for call in (tree.calls if tree is not None else ())
             if call.entry.created_at > 0

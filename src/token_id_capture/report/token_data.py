@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role
+from token_id_capture.explanation.wording import counted
 from token_id_capture.tokens import TokenIds
 
 TOKEN_BUDGET: Final = 1_000_000
@@ -81,7 +82,7 @@ def _name(leaf: PlacedCall, calls: int) -> str:
         Role.UNRESOLVED: "One of several last answers",
     }[leaf.role]
     joined = f"{calls:,} call{'' if calls == 1 else 's'}"
-    return f"{what}: {joined} up to call {leaf.number:,}, {leaf.length:,} tokens"
+    return f"{what}: {joined} up to call {leaf.number:,}, {counted(leaf.length, 'token')}"
 
 
 def _block(used: list[PlacedCall], sequences: list[list[int]]) -> dict[str, Any]:

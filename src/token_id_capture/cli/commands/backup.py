@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseOption, printable, report
+from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseOption, print_line, report
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import checked_in_words
@@ -41,7 +41,7 @@ def backup(
             database_file(database), Path(os.path.abspath(destination)), checked, show, flag_open=flag_open
         )
     for damage in damages:
-        print(printable(str(damage)))
+        print_line(str(damage))
     outcome = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"
     report(f"copied {show_bytes(destination.stat().st_size)} to {destination}; {checked_in_words(checked)}: {outcome}")
     if damages:

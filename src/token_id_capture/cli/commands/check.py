@@ -12,7 +12,7 @@ from token_id_capture.cli.options import (
     EXIT_UNUSABLE,
     JsonOption,
     print_json,
-    printable,
+    print_line,
     report,
     run,
 )
@@ -76,11 +76,11 @@ def _print(result: CheckResult, upstream: str) -> None:
     print(f"{upstream}: {result.found}")
     rows = [(mode.mode, SAID[mode.outcome], mode.tokens or None) for mode in result.modes]
     print_table(("mode", "token ids and log probabilities", "tokens"), rows)
-    print(printable(f"--continuity: {continuity_of(result)}"))
+    print_line(f"--continuity: {continuity_of(result)}")
     if result.streaming == "never":
         print("The engine's streams lack some of them, so they are made from whole responses (--streaming never).")
     for line in told(mode for mode in result.modes if mode.outcome != "captured" or mode in result.doubtful):
-        print(printable(line))
+        print_line(line)
 
 
 def _as_json(result: CheckResult, upstream: str) -> dict[str, Any]:

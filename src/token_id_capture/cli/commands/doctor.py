@@ -12,7 +12,7 @@ from token_id_capture.cli.options import (
     JsonOption,
     local_time,
     print_json,
-    printable,
+    print_line,
 )
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.tables import print_table
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from token_id_capture.store.maintain.health import Health
 
 _MOST_ROWS = 20
+_COLUMN = 11
+"""Where the values of the summary begin."""
 
 
 def doctor(
@@ -63,14 +65,14 @@ def _facts(health: Health) -> dict[str, object]:
 
 def _print(health: Health, diagnosis: Diagnosis) -> None:
     for line in _summary(health):
-        print(printable(line))
+        print_line(line, hanging=_COLUMN)
     _print_calls(health)
     _print_processes(health)
     for title, sentences in (("needs you", diagnosis.findings), ("good to know", diagnosis.notes)):
         if sentences:
             print(f"\n{title}")
         for sentence in sentences:
-            print(f"- {printable(sentence)}")
+            print_line(f"- {sentence}")
     if not diagnosis.findings:
         print("\nnothing needs you")
 
@@ -83,8 +85,9 @@ def _summary(health: Health) -> list[str]:
     structure = "not checked" if damage is None else "damaged" if damage else "sound"
     return [
         f"database   {file.path}",
-        f"file       {show_bytes(file.size)}, {show_bytes(file.free_size)} of it free; WAL {show_bytes(file.wal_size)}",
-        f"           mode {file.mode}, on {file.file_system or 'an unknown file system'}, "
+        f"file       {show_bytes(file.size)}, {show_bytes(file.free_size)} of it free; "
+        f"WAL {show_bytes(file.wal_size)}; "
+        f"mode {file.mode}, on {file.file_system or 'an unknown file system'}, "
         f"schema {file.schema_revision}, SQLite {file.sqlite_version}",
         f"structure  {structure}",
         f"rollouts   {', '.join(counts)}",

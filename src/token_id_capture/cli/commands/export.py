@@ -49,6 +49,13 @@ class FileFormat(StrEnum):
     PARQUET = "parquet"
 
 
+class _NoRowsError(Exception):
+    """There is nothing to write; it keeps an empty file from getting the name that the next export needs."""
+
+    def __init__(self, exported: Exported) -> None:
+        self.exported = exported
+
+
 @dataclass(frozen=True)
 class Plan:
     """The options of the command."""
@@ -101,7 +108,8 @@ def export(
     sequence ends with the response that was scored. Rollouts that
     were retired are no longer in the database; their sequences are where they were delivered to. Reads only:
     nothing is frozen, retired or recorded, also while others write. The output gets its name when it is whole.
-    Exit code 1: something is damaged and was left out; 2: nothing was written.
+    Exit code 1: something is damaged and was left out, or there is no row, and then no file either; 2: nothing
+    was written.
     """
     names = _field_names(fields, records)
     plan = Plan(
@@ -114,6 +122,8 @@ def export(
     try:
         with progress_bar() as show, _fields_of(records, names, id_field, show) as found:
             exported = _export(plan, found, show)
+    except _NoRowsError as nothing:
+        exported = nothing.exported
     except KeyboardInterrupt:
         fail("interrupted: no file was written", EXIT_INTERRUPTED)
     if json:
@@ -196,7 +206,10 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
             jobs=plan.jobs,
             show=lambda done, total: show("export", done, total),
         )
-        return exporter.run()
+        exported = exporter.run()
+        if not exported.rows:
+            raise _NoRowsError(exported)
+        return exported
 
 
 @contextmanager
@@ -216,7 +229,9 @@ def _summarise(exported: Exported, plan: Plan, json: bool) -> None:
         report(damage)
     if len(exported.damaged) > _LISTED_DAMAGES:
         report(f"and {len(exported.damaged) - _LISTED_DAMAGES} more; tokcap verify lists every damage")
-    if exported.damaged:
+    if not exported.rows:
+        report("no row is to be exported, so no file was written" if plan.output != STDOUT else "no row was exported")
+    if exported.damaged or not exported.rows:
         raise typer.Exit(EXIT_PARTIAL)
 
 

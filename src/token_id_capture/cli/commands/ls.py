@@ -23,10 +23,7 @@ from token_id_capture.lifecycle import State
 if TYPE_CHECKING:
     from token_id_capture.store import RolloutSummary
 
-HEADERS = (
-    *("rollout", "state", "version", "calls", "agents", "prompt", "generated", "flags", "open"),
-    *("outcome", "reason"),
-)
+HEADERS = ("rollout", "state", "calls", "agents", "prompt", "sampled", "flags", "outcome")
 
 
 def ls(
@@ -52,8 +49,8 @@ def ls(
     """List the rollouts of a database by their ids.
 
     Each with its state, calls, agents and lengths, what is missing and what became of it: prompt is the longest
-    prompt and generated the sum of all calls, in tokens; flags are reasons that make the rollout
-    incomplete, and open are calls that were begun and never ended.
+    prompt and sampled what all calls generated, in tokens; flags are reasons that make the rollout
+    incomplete, and behind a + the calls that were begun and never ended.
     """
     from token_id_capture.store.read.listing import RolloutFilter, list_rollouts
 
@@ -92,13 +89,10 @@ def _row(summary: RolloutSummary) -> tuple[object, ...]:
     return (
         summary.rollout_id,
         summary.state,
-        summary.version,
         summary.calls,
         summary.agents,
         summary.prompt_tokens_longest,
         summary.generated_tokens,
-        summary.flags,
-        summary.open_intents,
-        summary.outcome,
-        summary.reason,
+        f"{summary.flags}+{summary.open_intents}" if summary.open_intents else summary.flags,
+        ": ".join(filter(None, (summary.outcome, summary.reason))),
     )

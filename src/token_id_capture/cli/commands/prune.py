@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, fail, report
+from token_id_capture.cli.options import DatabaseOption, confirm, fail, report
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.tables import print_table
@@ -49,7 +48,7 @@ def prune(
         return
     if dry_run:
         return
-    _confirm(yes)
+    confirm("Remove these?", yes)
     with progress_bar() as show:
         pruned = pruning.prune(
             path, old, with_evidence=evidence, note=f"older than {older_than.strip()}", progress=show
@@ -75,12 +74,3 @@ def _print(old: Old, evidence: bool) -> None:
         ),
     ]
     print_table(("what", "how many", "reasons"), rows)
-
-
-def _confirm(yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        fail("nothing was removed: without a terminal to ask on, say --yes")
-    if not typer.confirm("Remove these?", err=True):
-        fail("nothing was removed", code=1)

@@ -18,20 +18,30 @@ from token_id_capture.cli.serving.keys import check_key_file
 from token_id_capture.cli.serving.listening import address_of, listener_at
 from token_id_capture.cli.serving.options import (
     AccessLogOption,
+    AllowedHostsOption,
+    BodyBytesOption,
+    BodyLimitOption,
     CheckOption,
+    ClientTimeoutOption,
     ConcurrencyOption,
+    ConnectTimeoutOption,
     ContinuityOption,
+    DrainOption,
     EngineOption,
     FreeSpaceOption,
+    HeadTimeoutOption,
     HistoryOption,
     HostOption,
     InlineSystemOption,
     InsecureOption,
     KeyOption,
     LogFormatOption,
+    LogProbsModeOption,
     MaxTokensOption,
     ModelOption,
     PortOption,
+    ReadTimeoutOption,
+    SessionHeadersOption,
     ShutdownOption,
     StreamingOption,
     TokenizePromptsOption,
@@ -71,7 +81,17 @@ def serve(
     insecure: InsecureOption = False,
     max_concurrent_calls: ConcurrencyOption = defaults.MAX_CONCURRENT_CALLS,
     free_space_floor: FreeSpaceOption = FREE_SPACE_FLOOR,
+    body_limit: BodyLimitOption = None,
+    body_bytes_in_flight: BodyBytesOption = None,
+    connect_timeout: ConnectTimeoutOption = None,
+    read_timeout: ReadTimeoutOption = None,
+    client_timeout: ClientTimeoutOption = None,
+    head_timeout: HeadTimeoutOption = None,
+    drain_seconds: DrainOption = None,
     shutdown_seconds: ShutdownOption = 30,
+    log_probs_mode: LogProbsModeOption = None,
+    session_headers: SessionHeadersOption = None,
+    allowed_hosts: AllowedHostsOption = None,
     log_format: LogFormatOption = "text",
     access_log: AccessLogOption = False,
     check: CheckOption = True,
@@ -79,12 +99,7 @@ def serve(
     """Stand between agents and an engine, and capture the tokens of what rollouts generate.
 
     Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
-    /v1 behind it where they expect that. Further settings are environment variables:
-    TOKCAP_DRAIN_SECONDS (600), TOKCAP_READ_TIMEOUT (3600), TOKCAP_CONNECT_TIMEOUT (10),
-    TOKCAP_CLIENT_TIMEOUT (300), TOKCAP_HEAD_TIMEOUT (10), TOKCAP_BODY_LIMIT (67108864 bytes),
-    TOKCAP_BODY_BYTES_IN_FLIGHT (2147483648), TOKCAP_LOG_PROBS_MODE, which is stored with each call,
-    TOKCAP_SESSION_HEADERS, the request headers that are stored, separated by commas, and
-    TOKCAP_ALLOWED_HOSTS, names under which a gateway without a key may be called.
+    /v1 behind it where they expect that.
     """
     options = locals()
     if log_format == "json":
@@ -139,7 +154,7 @@ def _settings(options: Mapping[str, Any]) -> WorkerSettings:
     given = {name: value for name, value in options.items() if name in WorkerSettings.model_fields}
     given |= {name: _checked(given[name]) for name in ("api_key_file", "upstream_api_key_file")}
     try:
-        return WorkerSettings(**given)
+        return WorkerSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(f"TOKCAP_{str(first['loc'][0]).upper()}: {first['msg']}") from error

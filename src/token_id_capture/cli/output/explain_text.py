@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from token_id_capture.cli.options import print_json, printable
-from token_id_capture.cli.output.tables import terminal_width
+from token_id_capture.cli.options import print_json, print_line
 from token_id_capture.cli.output.units import plural
 from token_id_capture.explanation import (
     CallTree,
@@ -28,22 +26,13 @@ _NAMED_CALLS = 8
 
 def print_explanation(explained: Explanation, decode: Decode | None) -> None:
     """Print it for a person, wrapped to the terminal; a pipe gets whole lines."""
-    room = terminal_width()
     for line in _lines(explained, decode):
-        print(_wrapped(printable(line), room))
+        print_line(line)
 
 
 def print_explanation_json(explained: Explanation, decode: Decode | None) -> None:
     """Print it for programs."""
     print_json(_as_dict(explained, decode))
-
-
-def _wrapped(line: str, room: int | None) -> str:
-    if room is None or len(line) <= room:
-        return line
-    indent = line[: len(line) - len(line.lstrip())]
-    hanging = indent + _INDENT if len(indent) + 12 < room else indent
-    return textwrap.fill(line.strip(), room, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False)
 
 
 def _lines(explained: Explanation, decode: Decode | None) -> Iterator[str]:

@@ -11,10 +11,10 @@ from typing import Any, NoReturn, TypeAlias
 from token_id_capture.cli.options import fail
 from token_id_capture.server.listener import listen
 
-_Address: TypeAlias = tuple[socket.AddressFamily, Any]
+Address: TypeAlias = tuple[socket.AddressFamily, Any]
 
 
-def address_of(host: str, port: int, *, guarded: bool) -> _Address:
+def address_of(host: str, port: int, *, guarded: bool) -> Address:
     """Where to listen. Without a key only this machine may connect: who can call the gateway can use
     the engine, and write to any rollout."""
     try:
@@ -26,7 +26,7 @@ def address_of(host: str, port: int, *, guarded: bool) -> _Address:
     return family, address
 
 
-def listener_at(where: _Address, client_timeout: float) -> socket.socket:
+def listener_at(where: Address, client_timeout: float) -> socket.socket:
     """A listening socket. It listens before the workers are up, so that early clients only wait."""
     family, address = where
     try:

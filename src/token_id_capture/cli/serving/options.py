@@ -94,14 +94,21 @@ UpstreamKeyOption = Annotated[
         help="A file with the engine's key; it is sent as a bearer token in place of the client's.",
     ),
 ]
-HostOption = Annotated[str, typer.Option(help="The address to listen on.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
-WorkersOption = Annotated[int, typer.Option(min=1, help="Server processes; one that dies is replaced.")]
+HostOption = Annotated[str, typer.Option(envvar="TOKCAP_HOST", help="The address to listen on.")]
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, envvar="TOKCAP_PORT", help="The port to listen on; 0 takes a free one.")
+]
+WorkersOption = Annotated[
+    int, typer.Option(min=1, envvar="TOKCAP_WORKERS", help="Server processes; one that dies is replaced.")
+]
 KeyOption = Annotated[
     Path | None,
     typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
 ]
-InsecureOption = Annotated[bool, typer.Option("--insecure", help="Listen where others can connect, without a key.")]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure", envvar="TOKCAP_INSECURE", help="Listen where others can connect, without a key."),
+]
 ConcurrencyOption = Annotated[
     int,
     typer.Option(
@@ -120,7 +127,95 @@ FreeSpaceOption = Annotated[
         "A small volume, such as a /dev/shm of 64 MB, needs a lower floor.",
     ),
 ]
-ShutdownOption = Annotated[int, typer.Option(min=0, help="How long calls in flight may take when it stops.")]
+ShutdownOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        envvar="TOKCAP_SHUTDOWN_SECONDS",
+        metavar="SECONDS",
+        help="How long calls in flight may take when it stops.",
+    ),
+]
+DrainOption = Annotated[
+    float | None,
+    typer.Option(
+        envvar="TOKCAP_DRAIN_SECONDS",
+        metavar="SECONDS",
+        help="How long the engine may still take for a call whose client hung up. Default: 600.",
+    ),
+]
+ConnectTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        envvar="TOKCAP_CONNECT_TIMEOUT",
+        metavar="SECONDS",
+        help="How long connecting to the engine may take. Default: 10.",
+    ),
+]
+ReadTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        envvar="TOKCAP_READ_TIMEOUT",
+        metavar="SECONDS",
+        help="The longest silence of the engine within a response. Default: 3600.",
+    ),
+]
+ClientTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        envvar="TOKCAP_CLIENT_TIMEOUT",
+        metavar="SECONDS",
+        help="How long a client may send nothing of its request, or take nothing. Default: 300.",
+    ),
+]
+HeadTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        envvar="TOKCAP_HEAD_TIMEOUT",
+        metavar="SECONDS",
+        help="How long a connection may take to send the head of a request. Default: 10.",
+    ),
+]
+BodyLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        envvar="TOKCAP_BODY_LIMIT",
+        metavar="BYTES",
+        help="The longest body of a request. Default: 67108864.",
+    ),
+]
+BodyBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        envvar="TOKCAP_BODY_BYTES_IN_FLIGHT",
+        metavar="BYTES",
+        help="Bodies of requests that one worker holds at once; beyond them calls get 503. Default: 2147483648.",
+    ),
+]
+LogProbsModeOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TOKCAP_LOG_PROBS_MODE",
+        metavar="MODE",
+        help="What the engine was started with, such as raw_logprobs; stored with each call.",
+    ),
+]
+SessionHeadersOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TOKCAP_SESSION_HEADERS",
+        metavar="NAMES",
+        help="The request headers that are stored, separated by commas. Default: those of known harnesses.",
+    ),
+]
+AllowedHostsOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TOKCAP_ALLOWED_HOSTS",
+        metavar="NAMES",
+        help="Names, separated by commas, under which a gateway without a key may be called.",
+    ),
+]
 LogFormatOption = Annotated[
     LogFormat, typer.Option(envvar="TOKCAP_LOG_FORMAT", help="Lines for people, or JSON objects.")
 ]
@@ -129,7 +224,10 @@ AccessLogOption = Annotated[
     typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
 ]
 CheckOption = Annotated[
-    bool, typer.Option(help="Start only if the engine answers a few test calls and they are captured.")
+    bool,
+    typer.Option(
+        envvar="TOKCAP_CHECK", help="Start only if the engine answers a few test calls and they are captured."
+    ),
 ]
 
 

@@ -59,6 +59,22 @@ def file_uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path))}?mode={mode}"
 
 
+def reading_uri(path: Path) -> str:
+    """The URI with which SQLite reads a database file that somebody may be writing.
+
+    WAL mode keeps an index beside the file, which even a reader has to make if it is not there. Where it may not,
+    and the log that the index is about is not there either, the file alone is the whole database.
+    """
+    return file_uri(path, "ro") + ("&immutable=1" if stands_alone(path) else "")
+
+
+def stands_alone(path: Path) -> bool:
+    """Whether the file is closed, and lies where this process may make no file beside it, as on a read-only mount."""
+    log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
+    closed = not log.exists() or (log.stat().st_size == 0 and not index.exists())
+    return closed and not os.access(path.parent, os.W_OK)
+
+
 def missing(path: Path) -> UnusableDatabaseError:
     """The error for a database that should exist and does not."""
     return UnusableDatabaseError(f"there is no capture database at {path}: check the path given with --database")

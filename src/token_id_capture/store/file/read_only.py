@@ -11,7 +11,7 @@ from typing import Any
 
 from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.store.file.connections import set_for_reading, translated
-from token_id_capture.store.file.location import file_uri, missing
+from token_id_capture.store.file.location import file_uri, missing, reading_uri, stands_alone
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer, revision_of
 
 
@@ -33,12 +33,19 @@ def read_only(
     if not path.exists():
         raise missing(path)
     try:
+        alone = stands_alone(path)
+        before = path.stat()
         connection = connect(path, nobody_writes=nobody_writes)
         try:
             if may_vacuum_into:
                 connection.execute("PRAGMA query_only = OFF")
             _check_revision(revision_of(connection, path), path)
             yield connection
+            if alone and (path.stat().st_mtime_ns != before.st_mtime_ns or not stands_alone(path)):
+                raise UnusableDatabaseError(
+                    f"{path} changed while it was read where this process cannot see who writes it: what was read may "
+                    "be wrong. Read it on the machine of its servers, or copy it there with tokcap backup"
+                )
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -50,7 +57,7 @@ def connect(path: Path, *, nobody_writes: bool = False, **options: Any) -> sqlit
 
     ``options`` are more of ``sqlite3.connect``. Errors are those of the driver.
     """
-    uri = file_uri(path, "ro") + ("&immutable=1" if nobody_writes else "")
+    uri = file_uri(path, "ro") + "&immutable=1" if nobody_writes else reading_uri(path)
     connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, isolation_level=None, **options)
     try:
         set_for_reading(connection)
@@ -72,6 +79,8 @@ def needs_a_writer(path: Path) -> bool:
         revision = file_revision(path)
     except sqlite3.Error as error:
         raise _unreadable(error, path) from error
+    if revision is not None and stands_alone(path):
+        _check_revision(revision, path)
     return path.stat().st_size > 0 if revision is None else revision < HEAD_REVISION
 
 
@@ -100,13 +109,19 @@ def _check_revision(revision: str | None, path: Path) -> None:
     if revision is None:
         raise UnusableDatabaseError(f"{path} is an empty file: no capture was ever stored in it")
     if revision != HEAD_REVISION:
+        first = "copy it to a directory where you may write, and " if stands_alone(path) else ""
         raise UnusableDatabaseError(
-            f"{path} has schema {revision}, older than {HEAD_REVISION} of this release: tokcap ls upgrades it"
+            f"{path} has schema {revision}, older than {HEAD_REVISION} of this release: {first}tokcap ls upgrades it"
         )
 
 
 def _unreadable(error: sqlite3.Error, path: Path) -> Exception:
-    if getattr(error, "sqlite_errorname", "") == "SQLITE_CANTOPEN":
+    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
         # WAL mode keeps an index beside the file, which even a reader has to make if it is not there.
+        if wal_bytes(path) and not os.access(path.parent, os.W_OK):
+            return UnusableDatabaseError(
+                f"{path} has a write-ahead log that cannot be read where nobody may write: copy the file and its "
+                "-wal to a directory of your own, and read the copy"
+            )
         return UnusableDatabaseError(f"cannot open {path}: check that you may read it and write to its directory")
     return translated(error, path) or error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
-from token_id_capture.store.file.location import file_uri
+from token_id_capture.store.file.location import reading_uri
 
 HEAD_REVISION: Final = "0005"
 """The newest revision of ``migrations/versions``; a test holds the two together."""
@@ -43,7 +43,7 @@ def file_revision(path: Path) -> str | None:
         sqlite3.Error: it cannot be read; translate it.
         UnusableDatabaseError: an SQLite file of another program.
     """
-    connection = sqlite3.connect(file_uri(path, "ro"), uri=True)
+    connection = sqlite3.connect(reading_uri(path), uri=True)
     try:
         return revision_of(connection, path)
     except sqlite3.OperationalError as error:

@@ -65,6 +65,7 @@ ENTRY_ROW: Final = (
 _ENTRY: Final = ", ".join(ENTRY_ROW)
 
 _SUMMARY = f"{SUMMARIES} WHERE r.rollout_id = :rollout"
+_LISTED = f"{SUMMARIES} WHERE r.rollout_id IN (SELECT value FROM json_each(:rollouts)) ORDER BY r.rollout_id"
 _ORIGIN: Final = ", ".join(ORIGIN_FIELDS)
 _ORIGIN_WIDTH: Final = len(ORIGIN_FIELDS)
 _CALLS = f"""
@@ -124,6 +125,12 @@ def unknown(rollout_id: str) -> UnknownRolloutError:
     return UnknownRolloutError(
         f"no rollout {rollout_id!r} is in this database: check the id (tokcap ls lists them) and --database"
     )
+
+
+def summaries_of(execute: Execute, rollout_ids: Sequence[str]) -> list[RolloutSummary]:
+    """Those of the rollouts that there are, in the order of their ids."""
+    listed = {"rollouts": json.dumps(list(rollout_ids))}
+    return [rollout_summary(row) for row in execute(_LISTED, listed).fetchall()]
 
 
 def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
