@@ -25,6 +25,7 @@ from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.http.monitor import Monitor
 from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.server.http.upstream import Upstream
+from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
@@ -64,9 +65,16 @@ def create_app(
     metrics = GatewayMetrics()
     named = engine if isinstance(engine, str) else type(engine).__name__
     continuer = continuer_for(adapter, settings.continuity, sink, connections, metrics, name=named)
+    weights = WeightVersions(sink)
     budget = BodyBudget(settings.body_bytes_in_flight)
     gateway = Gateway(
-        connections, adapter, settings, budget=budget, continuer=continuer, count_refusal=metrics.count_refusal
+        connections,
+        adapter,
+        settings,
+        budget=budget,
+        continuer=continuer,
+        count_refusal=metrics.count_refusal,
+        weights=weights,
     )
     translated = DialectTranslation(
         gateway, settings, InlineSystemProbe(connections), budget=budget, count_refusal=metrics.count_refusal
@@ -74,7 +82,7 @@ def create_app(
     counted = CallsInFlight(translated, metrics, limit=settings.max_concurrent_calls)
     captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
     app: ASGIApp = Router(
-        Operations(Readiness(sink, connections.reach), metrics, sink).routes(),
+        Operations(Readiness(sink, connections.reach), metrics, sink, weights).routes(),
         # Not a Mount, which would take the first slash off the path that is passed on.
         default=captured,
         redirect_slashes=False,

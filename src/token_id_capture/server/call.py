@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesProm
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
 from token_id_capture.server.http.exchange import Exchanges, Response, header, is_refusal, redirection
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
+from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.prompt_ids import add_prompt_ids
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.stream import StreamedResponse
@@ -57,6 +59,7 @@ class CapturedCall:
         upstream: Exchanges,
         settings: GatewaySettings,
         known: KnownTexts,
+        weights: WeightVersions | None = None,
     ) -> None:
         self._client = client
         self._body = body
@@ -67,9 +70,9 @@ class CapturedCall:
         self._recorder = recorder
         self._plan: Plan | None = None
         self._bodies = BodyReader(known if reads_packed_arrays(engine) else None, recorder.context.rollout_id)
-        self._request = CapturedRequest.of(
-            body.members, Headers(scope=client.scope), settings.session_headers, settings.log_probs_mode
-        )
+        headers = Headers(scope=client.scope)
+        request = CapturedRequest.of(body.members, headers, settings.session_headers, settings.log_probs_mode)
+        self._request = request if weights is None else replace(request, stamped_version=weights.of_call(headers))
         self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage
         self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)

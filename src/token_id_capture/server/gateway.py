@@ -24,6 +24,7 @@ from token_id_capture.server.http.errors import refuse_websocket, wants_websocke
 from token_id_capture.server.http.exchange import Exchanges, Response, is_refusal, redirection
 from token_id_capture.server.http.limits import RETRY_AFTER_SECONDS, BodyBudget
 from token_id_capture.server.http.upstream import UpstreamError
+from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.endpoints import Kind, kind_of
 from token_id_capture.server.wire.prompt_cache import KnownTexts
@@ -36,7 +37,7 @@ class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
     ``budget`` bounds the request bodies that are held, ``continuer`` decides on the prompts of chats.
-    ``count_refusal`` is called with the error code of each
+    ``weights`` knows what a trainer stamps. ``count_refusal`` is called with the error code of each
     request that is refused for its body.
     """
 
@@ -49,7 +50,9 @@ class Gateway:
         budget: BodyBudget | None = None,
         continuer: Continuer | None = None,
         count_refusal: Callable[[str], None] = lambda code: None,
+        weights: WeightVersions | None = None,
     ) -> None:
+        self._weights = weights or WeightVersions(None)
         self._upstream = upstream
         self._engine = engine
         self._settings = settings or GatewaySettings()
@@ -143,6 +146,7 @@ class Gateway:
             upstream=self._upstream,
             settings=self._settings,
             known=self._known,
+            weights=self._weights,
         )
 
     async def _begun(self, client: Client, recorder: CallRecorder) -> bool:

@@ -29,6 +29,7 @@ from token_id_capture.store.file.location import FREE_SPACE_FLOOR, database_path
 from token_id_capture.store.file.open_files import DatabaseFile
 from token_id_capture.store.file.opening import is_current
 from token_id_capture.store.file.read_only import wal_bytes
+from token_id_capture.store.file.weight_version import WeightVersionFile
 from token_id_capture.store.read import histories, listing, queries, tokens
 from token_id_capture.store.read.connections import Reader
 from token_id_capture.store.read.listing import EVERY_ROLLOUT, RolloutFilter
@@ -93,6 +94,7 @@ class TokenCaptureStore:
     ) -> None:
         self._path = database_path(database)
         self._file = DatabaseFile(self._path, file_id)
+        self.weights = WeightVersionFile(self._path)
         self._create = create
         self._limits = Limits(free_space_floor=free_space_floor, max_bytes=max_bytes)
         self._closed = False

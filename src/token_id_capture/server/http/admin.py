@@ -20,6 +20,7 @@ from token_id_capture.protocols import TokenSink
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import CONTENT_TYPE, GatewayMetrics
 from token_id_capture.server.http.readiness import Readiness, WatchedSink
+from token_id_capture.server.http.weights import WEIGHT_VERSION, WeightVersions
 
 HEALTH: Final = "/healthz"
 READINESS: Final = "/readyz"
@@ -30,12 +31,15 @@ PROBE_PATHS: Final = (HEALTH, READINESS)
 
 
 class Operations:
-    """The operator's routes; each answers ``GET``."""
+    """The operator's routes; each answers ``GET``, and the weight version ``POST`` too."""
 
-    def __init__(self, readiness: Readiness, metrics: GatewayMetrics, sink: TokenSink | None) -> None:
+    def __init__(
+        self, readiness: Readiness, metrics: GatewayMetrics, sink: TokenSink | None, weights: WeightVersions
+    ) -> None:
         self._readiness = readiness
         self._metrics = metrics
         self._sink = sink
+        self._weights = weights
 
     def routes(self) -> list[Route]:
         """For each path its answer, then a refusal of the other methods in the gateway's own form."""
@@ -43,6 +47,7 @@ class Operations:
         return [
             *(Route(path, answer, methods=["GET"]) for path, answer in answers.items()),
             *(Route(path, _UseGet()) for path in answers),
+            Route(WEIGHT_VERSION, self._weights.answer, methods=["GET", "POST"]),
         ]
 
     async def _health(self, request: Request) -> Response:

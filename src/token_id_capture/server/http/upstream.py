@@ -36,7 +36,7 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 # The gateway reads the whole request body, so it answered "Expect: 100-continue" itself.
-_REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect"})
+_REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect", b"x-tokcap-weight-version"})
 # The headers in which clients of OpenAI's, Anthropic's and Google's interfaces send their key.
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")

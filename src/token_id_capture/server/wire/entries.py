@@ -7,7 +7,7 @@ and a wrong item never just shortens an array.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final, TypeAlias
@@ -104,6 +104,8 @@ class CapturedRequest:
     sampling: dict[str, Any]
     session_headers: dict[str, str]
     log_probs_mode: str | None
+    stamped_version: Callable[[], str | None] = lambda: None
+    """The weight version that a trainer stamped, asked once the response has come."""
 
     @classmethod
     def of(
@@ -150,7 +152,8 @@ def entries_from(
     entries: list[TokenEntry] = []
     for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(response.choices, arrays, strict=True)):
         tokens = choice.tokens
-        spans = tokens.weight_versions
+        spans, version = tokens.weight_versions, tokens.weight_version
+        version = request.stamped_version() if version is None and not spans else version
         try:
             if id(prompt) not in prompts:
                 prompts[id(prompt)] = TokenIds.of(prompt)
@@ -165,8 +168,8 @@ def entries_from(
                 token_item_index=0,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop,
-                weight_version=tokens.weight_version,
-                **({"weight_versions": spans} if spans and tokens.weight_version is None else {}),
+                weight_version=version,
+                **({"weight_versions": spans} if spans and version is None else {}),
             )
         except InvalidEntryError as error:
             raise NotCapturableError(reasons.INVALID_TOKENS, f"choice {position}: {error}") from error
