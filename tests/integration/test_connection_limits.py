@@ -66,6 +66,12 @@ async def test_a_connection_that_does_not_end_its_head_is_closed(sent: bytes) ->
         assert response.count(b"HTTP/1.1 200") == sent.count(b"\r\n\r\n")
 
 
+async def test_a_target_with_a_fragment_is_an_invalid_request() -> None:
+    async with limited(30.0, 100) as port, connected(port) as (reader, writer):
+        writer.write(b"GET /v1/chat/completions#/tokenize HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await rest_of(reader)).startswith(b"HTTP/1.1 400")
+
+
 async def test_bytes_that_trickle_in_do_not_extend_the_time_for_a_head() -> None:
     async with limited(0.3, 100) as port, connected(port) as (reader, writer):
         writer.write(HEAD + b"x: ")

@@ -56,6 +56,12 @@ def limited_protocol(head_seconds: float, most: int) -> type[asyncio.Protocol]:
             if self.head_bytes > _LONGEST_HEAD:
                 self.transport.abort()
 
+        def on_url(self, url: bytes) -> None:
+            """What httptools read of the target; it drops a fragment, and the request would be sorted without it."""
+            if b"#" in url:
+                raise ValueError("a request target has no fragment")  # which is an invalid request: 400
+            super().on_url(url)
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_wait()
             super().connection_lost(exc)
