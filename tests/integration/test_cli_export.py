@@ -108,7 +108,12 @@ def test_each_frozen_unmasked_rollout_is_one_row(tokcap: RunTokcap, database: Pa
         **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False},
         "calls": 2,
         "model": "policy",
-        "weight_versions": ["w1", "w2"],
+        **{"finish_reason": "stop", "truncated": False, "prompt_length": 2, "sampling": None, "log_probs_mode": None},
+        "turn_spans": [
+            {"start": 2, "end": 4, "model_call_id": "one", "response_id": None, "model": "policy"},
+            {"start": 5, "end": 6, "model_call_id": "two", "response_id": None, "model": "policy"},
+        ],
+        "weight_versions": [{"start": 2, "end": 4, "version": "w1"}, {"start": 5, "end": 6, "version": "w2"}],
         "created_at": EPOCH,
         "sampled_tokens": 3,
         "token_ids": [1, 2, 3, 4, 5, 6],
@@ -176,12 +181,14 @@ def test_parquet_and_json_lines_hold_the_same_and_pandas_reads_both(
     for column in from_json.columns:
         assert [plain(value) for value in from_json[column]] == [plain(value) for value in from_parquet[column]]
     assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == lines(tmp_path / "out.jsonl")
-    assert from_parquet["token_ids"][0].dtype == "uint32"
+    assert from_parquet["token_ids"][0].dtype == "int32"
 
 
 def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [dict(one) for one in value]
     return None if not isinstance(value, list) and pandas.isna(value) else value
 
 

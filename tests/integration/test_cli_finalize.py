@@ -73,6 +73,8 @@ def test_a_trajectory_row_is_flat_and_keeps_all_but_the_response(bench: Bench) -
         "rollout_id": "0-0",
         **dict.fromkeys(("parent", "parent_token", "agent", "purpose", "cause")),
         **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False},
+        **{name: row[name] for name in ("finish_reason", "truncated", "prompt_length", "turn_spans")},
+        **{"sampling": None, "log_probs_mode": None, "weight_versions": []},
         "token_ids": SEQUENCE,
         "loss_mask": LOSS_MASK,
         "log_probs": LOG_PROBS,
@@ -490,3 +492,37 @@ def test_a_fraction_outside_zero_to_one_is_a_usage_error(bench: Bench, fraction:
     assert refused.returncode == 2
     assert "--max-mask-fraction" in refused.stderr
     assert not bench.output.exists()
+
+
+@pytest.mark.parametrize("row_format", ["trajectory", "record"])
+def test_masked_rows_are_kept_dropped_or_filled_with_a_placeholder(bench: Bench, row_format: str) -> None:
+    bench.capture([0])
+    bench.write(record(0), {**record(1), "reward": 0.5})
+    found = {}
+    for masked in ("keep", "drop", "placeholder"):
+        bench.output.unlink(missing_ok=True)
+        assert bench.finalize("--format", row_format, "--masked", masked).returncode == 1
+        found[masked] = bench.rows()
+    assert [len(rows) for rows in found.values()] == [2, 1, 2]
+    for masked in ("keep", "placeholder"):
+        row = found[masked][1]
+        assert (row["mask_sample"], row["reward"]) == (True, 0.5)
+    row = found["placeholder"][1]
+    if row_format == "trajectory":
+        assert (row["token_ids"], row["loss_mask"], row["log_probs"]) == ([0], [0], [0.0])
+        assert row["mask_reason"] == "nothing_recorded"
+    else:
+        [item] = row["response"]["output"]
+        assert (item["generation_token_ids"], item["generation_log_probs"]) == ([0], [0.0])
+        assert row["_ng_token_capture"]["reason"] == "nothing_recorded"
+
+
+def test_a_dropped_rollout_is_counted_and_looked_at_again(bench: Bench) -> None:
+    bench.capture([1])
+    bench.write(record(0))
+    for _ in range(2):
+        done = bench.finalize("--masked", "drop")
+        assert "0 rows written, 0 of them masked, 1 masked and dropped" in done.stderr
+    bench.capture([0])
+    assert bench.finalize("--masked", "drop").returncode == 0
+    assert len(bench.rows()) == 1

@@ -30,9 +30,12 @@ ROW: dict[str, Any] = {
     "finish_reason": "stop",
     "truncated": False,
     "prompt_length": 2,
-    "turn_spans": [[2, 4, "call-0", "resp-0"], [5, 6, "call-1", "resp-1"]],
+    "turn_spans": [
+        {"start": 2, "end": 4, "model_call_id": "call-0", "response_id": "resp-0", "model": "m"},
+        {"start": 5, "end": 6, "model_call_id": "call-1", "response_id": "resp-1", "model": "m"},
+    ],
     "sampling": {"temperature": 0.7},
-    "weight_versions": [[2, 4, "3"], [5, 6, "4"]],
+    "weight_versions": [{"start": 2, "end": 4, "version": "3"}, {"start": 5, "end": 6, "version": "4"}],
 }
 MASKED = {**ROW, "token_ids": [], "loss_mask": [], "log_probs": [], "mask_sample": True, "mask_reason": "call_lost"}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from token_id_capture.builder.chains import Chain
 from token_id_capture.builder.projections import Trajectory
+from token_id_capture.builder.row_details import details
 from token_id_capture.builder.sequences import Sequence
 from token_id_capture.records import media_of
 from token_id_capture.tokens import LogProbs, TokenIds
@@ -25,6 +26,13 @@ class TrainingRow:
     before, and ``cause`` says why the sequence starts anew, None for the first. ``multimodal`` says that its tokens
     stand for images, sounds or files too, which a trainer has to get from elsewhere.
 
+    ``finish_reason`` is that of the last answer, and ``truncated`` says that a limit cut it off.
+    ``prompt_length`` counts the tokens before the first answer. ``turn_spans`` has an object an answer:
+    ``start``, ``end`` (exclusive), ``model_call_id``, ``response_id`` and ``model``. ``weight_versions`` has
+    objects of ``start``, ``end`` and ``version``, where the engine tells them. ``sampling`` are the last
+    request's parameters, and ``log_probs_mode`` says whether log probabilities are those before or after
+    temperature and the like; None if calls differ or nobody told.
+
     ``token_ids``, ``loss_mask`` (0 or 1) and ``log_probs`` (0.0 where the mask is 0) have N items, none if the
     row is masked; then ``mask_reason`` is a code of ``token_id_capture.reasons``.
     """
@@ -40,6 +48,13 @@ class TrainingRow:
     cause: str | None
     multimodal: bool
     mask_reason: str | None
+    finish_reason: str | None
+    truncated: bool
+    prompt_length: int
+    turn_spans: list[dict[str, Any]]
+    sampling: dict[str, Any] | None
+    log_probs_mode: str | None
+    weight_versions: list[dict[str, Any]]
     token_ids: TokenIds = field(repr=False)
     loss_mask: list[int] = field(repr=False)
     log_probs: LogProbs = field(repr=False)
@@ -80,10 +95,12 @@ def empty_row(rollout_id: str, reason: str) -> TrainingRow:
 
 
 def _row(rollout_id: str, fields: dict[str, Any], reason: str, sequence: Sequence | None) -> TrainingRow:
-    flat = _NOTHING if reason or sequence is None else sequence.trajectory()
+    kept = None if reason else sequence
+    flat = _NOTHING if kept is None else kept.trajectory()
     return TrainingRow(
         rollout_id=rollout_id,
         **fields,
+        **details(kept),
         mask_reason=reason or None,
         token_ids=flat.token_ids,
         loss_mask=flat.loss_mask,

@@ -16,6 +16,8 @@ class Kind(Enum):
     FLAG = "flag"
     TEXTS = "texts"
     JSON = "json"
+    TURN_SPANS = "turn_spans"
+    WEIGHT_SPANS = "weight_spans"
     TOKEN_IDS = "token_ids"
     LOSS_MASK = "loss_mask"
     LOG_PROBS = "log_probs"
@@ -59,7 +61,13 @@ TRAJECTORY_COLUMNS: Final = (
     *_LINEAGE,
     Column("calls", Kind.INTEGER, "calls that the sequence is joined from"),
     Column("model", Kind.TEXT, "the model of the last of them"),
-    Column("weight_versions", Kind.TEXTS, "the weights that sampled it, each once, in order"),
+    Column("finish_reason", Kind.TEXT, "why the last answer ended"),
+    Column("truncated", Kind.FLAG, "whether a limit cut the last answer off"),
+    Column("prompt_length", Kind.INTEGER, "tokens before the first answer"),
+    Column("turn_spans", Kind.TURN_SPANS, "each answer: start, end (exclusive), model_call_id, response_id, model"),
+    Column("sampling", Kind.JSON, "the last request's sampling parameters"),
+    Column("log_probs_mode", Kind.TEXT, "log probabilities before or after temperature and the like; null if unknown"),
+    Column("weight_versions", Kind.WEIGHT_SPANS, "the weights that sampled it: start, end (exclusive), version"),
     Column("created_at", Kind.NUMBER, "when the last call was recorded, in seconds since the epoch"),
     Column("sampled_tokens", Kind.INTEGER, "the number of ones in loss_mask"),
     *_SEQUENCE,

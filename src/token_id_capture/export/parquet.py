@@ -9,17 +9,18 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from token_id_capture.errors import ConfigurationError
+from token_id_capture.errors import ConfigurationError, InvalidEntryError
 from token_id_capture.export.columns import Column, Kind
 from token_id_capture.export.rows import Row
 
 # A row group is held in memory until it is written: 13 bytes a token.
 _TOKENS_PER_GROUP: Final = 1_000_000
 _ROWS_PER_GROUP: Final = 4_096
+_LARGEST_ID: Final = 2**31 - 1
 
 
 class Parquet:
-    """Token ids as lists of uint32, masks of int8, log probabilities of float64, compressed with zstd."""
+    """Token ids as lists of int32, masks of int8, log probabilities of float64, compressed with zstd."""
 
     def __init__(self, stream: BinaryIO, columns: Sequence[Column]) -> None:
         """Raises:
@@ -40,7 +41,19 @@ class Parquet:
             Kind.FLAG: pyarrow.bool_(),
             Kind.TEXTS: pyarrow.list_(pyarrow.string()),
             Kind.JSON: pyarrow.string(),
-            Kind.TOKEN_IDS: pyarrow.list_(pyarrow.uint32()),
+            # An embedding refuses uint32, and no vocabulary needs the last bit.
+            Kind.TOKEN_IDS: pyarrow.list_(pyarrow.int32()),
+            Kind.TURN_SPANS: pyarrow.list_(
+                pyarrow.struct(
+                    [
+                        *((name, pyarrow.int32()) for name in ("start", "end")),
+                        *((name, pyarrow.string()) for name in ("model_call_id", "response_id", "model")),
+                    ]
+                )
+            ),
+            Kind.WEIGHT_SPANS: pyarrow.list_(
+                pyarrow.struct([("start", pyarrow.int32()), ("end", pyarrow.int32()), ("version", pyarrow.string())])
+            ),
             Kind.LOSS_MASK: pyarrow.list_(pyarrow.int8()),
             Kind.LOG_PROBS: pyarrow.list_(pyarrow.float64()),
         }
@@ -70,6 +83,8 @@ class Parquet:
 
     def _array(self, column: Column, values: list[Any]) -> Any:
         kind = self._types[column.kind]
+        if column.kind is Kind.TOKEN_IDS and any(max(value, default=0) > _LARGEST_ID for value in values):
+            raise InvalidEntryError(f"a token id is larger than {_LARGEST_ID}, the largest of Parquet's int32 column")
         if column.kind in (Kind.TOKEN_IDS, Kind.LOG_PROBS):
             return self._lists(kind, [len(value) for value in values], b"".join(value.buffer() for value in values))
         if column.kind is Kind.LOSS_MASK:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.builder import project_chain_trajectory, run_builder
+from token_id_capture.builder.row_details import details
 from token_id_capture.builder.rows import lineage
 from token_id_capture.lifecycle import Outcome
 from token_id_capture.rebuild import Build
@@ -35,13 +36,12 @@ def trajectory_rows(evidence: Evidence, build: Build) -> Iterator[Row]:
         if sequence.reasons:
             continue
         calls, trajectory = sequence.calls, sequence.trajectory()
-        versions = (call.weight_version for call in calls if call.weight_version is not None)
         yield {
             **_rollout(evidence),
             **lineage(sequence, index, len(build.rows)),
             "calls": len(calls),
             "model": calls[-1].model,
-            "weight_versions": list(dict.fromkeys(versions)),
+            **details(sequence),
             "created_at": calls[-1].created_at,
             "sampled_tokens": sum(trajectory.loss_mask),
             "token_ids": trajectory.token_ids,

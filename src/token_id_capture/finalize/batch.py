@@ -24,7 +24,7 @@ from token_id_capture.finalize.carried import build_of_carried_tokens
 from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
 from token_id_capture.finalize.row_file import RowFile
-from token_id_capture.finalize.row_format import RowFormat
+from token_id_capture.finalize.row_format import MaskedRows, RowFormat
 from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_rows, trajectory_rows
 from token_id_capture.finalize.totals import Totals
 from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids, scored_answer
@@ -45,6 +45,7 @@ class Plan:
     retire: bool = False
     id_field: str | None = None
     sequences: Sequences = Sequences.MAIN
+    masked: MaskedRows = MaskedRows.KEEP
     models: tuple[str, ...] | None = None
     settings: TokenIdCaptureSettings = field(default_factory=TokenIdCaptureSettings)
 
@@ -166,7 +167,9 @@ class Finalizer:
         write = record_rows if plan.row_format is RowFormat.RECORD else trajectory_rows
         scored = scored_answer(line.record)
         build_with = partial(build_snapshot, sequences=plan.sequences, models=plan.models, scored=scored)
-        build, row = await build_from_source(line.rollout_id, self._store, partial(write, line), build_with)
+        build, row = await build_from_source(
+            line.rollout_id, self._store, partial(write, line, masked=plan.masked), build_with
+        )
         return _Made(row, build, error=build.error if build.reason == reasons.FREEZE_FAILED else None)
 
     async def _passed_on(self, line: RolloutLine) -> _Made:
@@ -181,7 +184,7 @@ class Finalizer:
             return _Made(line.raw.rstrip(b"\r\n") + b"\n", None, unneeded, error)
         # If these tokens are of no use, the capture may be all that is left of the rollout: it is kept.
         carried = build_of_carried_tokens(line.rollout_id, line.record)
-        row = trajectory_rows(line, carried, unneeded.snapshot if unneeded is not None else None)
+        row = trajectory_rows(line, carried, self._plan.masked, unneeded.snapshot if unneeded is not None else None)
         return _Made(row, carried, unneeded, error)
 
     def _is_unavailable(self, line: RolloutLine, made: _Made) -> bool:
@@ -193,8 +196,11 @@ class Finalizer:
 
     def _count(self, line: RolloutLine, made: _Made) -> None:
         build = made.build
-        self._totals.written += 1
-        self._totals.rows += 1 if build is None else max(1, len(build.rows))
+        if made.row:
+            self._totals.written += 1
+            self._totals.rows += 1 if build is None else max(1, len(build.rows))
+        else:
+            self._totals.dropped += 1
         if build is not None and self._plan.sequences is Sequences.ALL:
             self._totals.causes.update(row.cause.value for row in build.rows if row.cause is not None)
         if build is None or build.deliverable:
@@ -214,11 +220,12 @@ class Finalizer:
             )
 
     def _too_many_masked(self) -> bool:
-        settings, written, masked = self._plan.settings, self._totals.written, self._totals.masked
-        if not settings.too_many_masked(masked, written):
+        settings, totals = self._plan.settings, self._totals
+        built, masked = totals.written + totals.dropped, totals.masked
+        if not settings.too_many_masked(masked, built):
             return False
         self._totals.stopped = (
-            f"stopped: {masked} of {written} rollouts are masked, more than --max-mask-fraction "
+            f"stopped: {masked} of {built} rollouts are masked, more than --max-mask-fraction "
             f"{settings.max_mask_fraction:g} allows"
         )
         return True

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from token_id_capture.finalize.row_format import RowFormat
+from token_id_capture.finalize.row_format import MaskedRows, RowFormat
 from token_id_capture.integrations.nemo_gym import (
     MASK_SAMPLE_KEY,
     TOKEN_CAPTURE_KEY,
@@ -27,6 +27,16 @@ from token_id_capture.lifecycle import Sequences
 from token_id_capture.rebuild import Build, SnapshotRef
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
+_PLACEHOLDER: Final = {"token_ids": [0], "loss_mask": [0], "log_probs": [0.0]}
+# NeMo-RL's loader asks for generated data before it looks at mask_sample.
+_PLACEHOLDER_ITEM: Final = {
+    "type": "message",
+    "role": "assistant",
+    "content": [],
+    "prompt_token_ids": [0],
+    "generation_token_ids": [0],
+    "generation_log_probs": [0.0],
+}
 _NO_SNAPSHOT: Final = {"snapshot_id": "", "version": 0}
 
 
@@ -96,10 +106,16 @@ def record_rollout_id(record: Mapping[str, Any], id_field: str | None) -> str:
     return rollout_id
 
 
-def record_rows(line: RolloutLine, build: Build) -> bytes:
+def record_rows(line: RolloutLine, build: Build, masked: MaskedRows = MaskedRows.KEEP) -> bytes:
     """The record with the rebuilt response, or with its mask; with all sequences, one such line for each."""
+    if not build.deliverable and masked is MaskedRows.DROP:
+        return b""
     if build.wanted is Sequences.MAIN or not build.rows:
         apply_build(line.record, build_dict(build, "response", model_of(line.record)))
+        if not build.deliverable and masked is MaskedRows.PLACEHOLDER:
+            response = line.record.get("response")
+            kept = response if isinstance(response, dict) else {}
+            line.record["response"] = {**kept, "output": [_PLACEHOLDER_ITEM]}
         return _dump(line.record, line.exact)
     return b"".join(_sequence_record(line, build, index) for index in range(len(build.rows)))
 
@@ -112,23 +128,29 @@ def _sequence_record(line: RolloutLine, build: Build, index: int) -> bytes:
     return _dump(record, line.exact)
 
 
-def trajectory_rows(line: RolloutLine, build: Build, snapshot: SnapshotRef | None = None) -> bytes:
+def trajectory_rows(
+    line: RolloutLine, build: Build, masked: MaskedRows = MaskedRows.KEEP, snapshot: SnapshotRef | None = None
+) -> bytes:
     """The record without its response, and a flat sequence of the build; one such line for each sequence.
 
     ``snapshot`` is the one to retire, if not that of the build. The three arrays have one length, 0 if
-    the sequence is masked.
+    the sequence is masked, or 1 for a placeholder.
     """
+    if not build.deliverable and masked is MaskedRows.DROP:
+        return b""
     if not rollout_carries_token_ids(line.record):
         apply_build(line.record, build_dict(build, None))
     # The harness may have masked the record for a reason of its own.
-    masked = bool(line.record.get(MASK_SAMPLE_KEY))
+    masked_before = bool(line.record.get(MASK_SAMPLE_KEY))
     kept = {name: value for name, value in line.record.items() if name != "response"}
     ref = snapshot or build.snapshot
     named = {"snapshot_id": ref.snapshot_id if ref else "", "version": ref.version if ref else 0}
-    return b"".join(
-        _dump({**kept, **row.as_dict(), MASK_SAMPLE_KEY: masked or row.mask_reason is not None, **named}, line.exact)
-        for row in build.training_rows()
-    )
+    written = []
+    for row in build.training_rows():
+        told = {MASK_SAMPLE_KEY: masked_before or row.mask_reason is not None, **named}
+        filled = _PLACEHOLDER if masked is MaskedRows.PLACEHOLDER and not row.token_ids else {}
+        written.append(_dump({**kept, **row.as_dict(), **filled, **told}, line.exact))
+    return b"".join(written)
 
 
 def read_row(raw: bytes, row_format: RowFormat, id_field: str | None) -> tuple[str, Delivered]:

@@ -16,6 +16,7 @@ class Totals:
     lines: int = 0
     written: int = 0
     masked: int = 0
+    dropped: int = 0
     already_there: int = 0
     retired: int = 0
     refused: int = 0

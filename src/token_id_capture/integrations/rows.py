@@ -6,6 +6,7 @@ NumPy arrays. ``log_probs[i]`` belongs to ``token_ids[i]``; nothing is shifted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -80,7 +81,7 @@ class Row:
         """
         spans = self.fields.get("turn_spans")
         if spans is not None and len(spans) and not self.masked:
-            return [(int(span[0]), int(span[1])) for span in spans]
+            return [(int(span["start"]), int(span["end"])) for span in spans]
         return self.trained_spans
 
     @property
@@ -95,22 +96,30 @@ class Row:
     def temperature(self) -> float:
         """The sampling temperature of the request; 1.0 where it set none."""
         sampling = self.fields.get("sampling")
+        if isinstance(sampling, str):  # as a Parquet file has it
+            sampling = json.loads(sampling)
         told = sampling.get("temperature") if isinstance(sampling, Mapping) else None
         return 1.0 if told is None else float(told)
 
     def versions(self, unknown: int = -1) -> list[int]:
         """The weight version of each token with loss, ``unknown`` elsewhere and where it is no number."""
         versions = [unknown] * len(self.token_ids)
-        for start, end, version in self.fields.get("weight_versions") or ():
-            number = int(version) if str(version).lstrip("-").isdecimal() else unknown
-            for at in range(int(start), min(int(end), len(versions))):
+        for span in self._weight_spans:
+            version = str(span["version"])
+            number = int(version) if version.lstrip("-").isdecimal() else unknown
+            for at in range(int(span["start"]), min(int(span["end"]), len(versions))):
                 versions[at] = number if self.loss_mask[at] else unknown
         return versions
 
     @property
     def weight_versions(self) -> list[str]:
         """The different weight versions of the row's answers, in order."""
-        return list(dict.fromkeys(str(span[2]) for span in self.fields.get("weight_versions") or ()))
+        return list(dict.fromkeys(str(span["version"]) for span in self._weight_spans))
+
+    @property
+    def _weight_spans(self) -> list[Mapping[str, Any]]:
+        spans = self.fields.get("weight_versions")
+        return [] if spans is None else list(spans)
 
 
 def read(rows: Iterable[Mapping[str, Any]], placeholder: int = PLACEHOLDER) -> list[Row]:

@@ -27,7 +27,7 @@ from token_id_capture.cli.options import (
 )
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import exit_code, stopping, summary
-from token_id_capture.finalize.row_format import RowFormat
+from token_id_capture.finalize.row_format import MaskedRows, RowFormat
 from token_id_capture.lifecycle import Sequences
 
 if TYPE_CHECKING:
@@ -71,6 +71,14 @@ def finalize(
         typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id."),
     ] = None,
     sequences: SequencesOption = Sequences.MAIN,
+    masked: Annotated[
+        MaskedRows,
+        typer.Option(
+            "--masked",
+            metavar="keep|drop|placeholder",
+            help="What a masked rollout gets: a row without tokens, no row, or a row with one token without loss.",
+        ),
+    ] = MaskedRows.KEEP,
     models: ModelsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -90,6 +98,7 @@ def finalize(
         retire=retire,
         id_field=id_field,
         sequences=sequences,
+        masked=masked,
         models=model_names(models),
         settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )

@@ -23,6 +23,7 @@ def summary(totals: Totals) -> list[str]:
     """What was done, then why the run stopped and why rows were masked."""
     done = [
         _written(totals),
+        *_unless_zero(totals.dropped, "masked and dropped"),
         *_unless_zero(totals.already_there, "there already"),
         *_unless_zero(totals.retired, "retired"),
         *_unless_zero(totals.refused, "refused"),
@@ -34,10 +35,11 @@ def summary(totals: Totals) -> list[str]:
 
 
 def _written(totals: Totals) -> str:
+    masked = totals.masked - totals.dropped
     if totals.rows == totals.written:
-        return f"{plural(totals.written, 'row')} written, {totals.masked:,} of them masked"
+        return f"{plural(totals.written, 'row')} written, {masked:,} of them masked"
     of = plural(totals.written, "rollout")
-    return f"{plural(totals.rows, 'row')} of {of} written, {totals.masked:,} of the rollouts masked"
+    return f"{plural(totals.rows, 'row')} of {of} written, {masked:,} of the rollouts masked"
 
 
 def stopping(totals: Totals) -> list[str]:
