@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.builder import project_chain_trajectory, run_builder
-from token_id_capture.builder.row_details import details
-from token_id_capture.builder.rows import lineage
+from token_id_capture.builder.rows import details, lineage
 from token_id_capture.lifecycle import Outcome
 from token_id_capture.rebuild import Build
 

@@ -44,6 +44,14 @@ FormatOption = Annotated[
         help="record: the record with its rebuilt response. trajectory: flat token_ids, loss_mask and log_probs.",
     ),
 ]
+MaskedOption = Annotated[
+    MaskedRows,
+    typer.Option(
+        "--masked",
+        metavar="keep|drop|placeholder",
+        help="What a masked rollout gets: a row without tokens, no row, or a row with one token without loss.",
+    ),
+]
 MaskFractionOption = Annotated[
     float | None,
     typer.Option("--max-mask-fraction", min=0, max=1, help="Stop once more than this fraction of the rows is masked."),
@@ -71,14 +79,7 @@ def finalize(
         typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id."),
     ] = None,
     sequences: SequencesOption = Sequences.MAIN,
-    masked: Annotated[
-        MaskedRows,
-        typer.Option(
-            "--masked",
-            metavar="keep|drop|placeholder",
-            help="What a masked rollout gets: a row without tokens, no row, or a row with one token without loss.",
-        ),
-    ] = MaskedRows.KEEP,
+    masked: MaskedOption = MaskedRows.KEEP,
     models: ModelsOption = None,
     json: JsonOption = False,
 ) -> None:
