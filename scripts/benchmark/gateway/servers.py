@@ -96,10 +96,6 @@ class Server:
         """The processor seconds of its processes so far."""
         return sum(_cpu(pid) for pid in self._pids())
 
-    def memory(self) -> list[int]:
-        """The proportional set size of each process in bytes: what it alone holds, and its part of what is shared."""
-        return [_pss(pid) for pid in self._pids()]
-
     def stop(self) -> None:
         """End it as an operator would, or by force."""
         self._process.send_signal(signal.SIGINT)
@@ -162,10 +158,3 @@ def _stat(pid: int) -> list[str]:
 def _cpu(pid: int) -> float:
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _pss(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no Pss of process {pid}")
