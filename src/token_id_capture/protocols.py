@@ -15,7 +15,7 @@ from inspect import signature
 from typing import Any, Final, Protocol, runtime_checkable
 
 from token_id_capture.lifecycle import CallOrigin, Flag
-from token_id_capture.provenance import HistoryLink, KnownCall
+from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
 
@@ -116,6 +116,15 @@ class RemembersHistories(Protocol):
         Raises:
             CorruptCaptureError: stored tokens do not match their digest.
         """
+        ...
+
+
+@runtime_checkable
+class RemembersAnswers(Protocol):
+    """Optional extension of a sink, without which no history is restored: calls of open rollouts can be read."""
+
+    async def answers_since(self, rollout_id: str, order: int) -> list[StoredAnswer]:
+        """The assistant messages of the rollout's calls that were stored after ``order``, by any process."""
         ...
 
 

@@ -6,8 +6,10 @@ engine that call's exact tokens instead of a new rendering of its history.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Policy(StrEnum):
@@ -61,13 +63,24 @@ class Translation:
     """The dialect in which a client made a call that the engine answered as a chat completion.
 
     ``client_model`` is the model that the client named, and ``client_response_id`` the id of the response
-    that it was shown. ``left_out`` names what of its request has no place in a chat completion.
+    that it was shown. ``left_out`` names what of its request has no place in a chat completion. ``history`` says how
+    far the client's history was put back as the policy wrote it, and ``restored`` how many messages that changed.
     """
 
     dialect: str
     client_model: str
     client_response_id: str
     left_out: tuple[str, ...] = ()
+    history: str = "off"
+    restored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """The assistant message of a stored call; ``order`` rises with each call that is stored."""
+
+    order: int
+    message: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

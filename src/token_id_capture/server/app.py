@@ -28,6 +28,7 @@ from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.server.translation.answers import answer_memory
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
 from token_id_capture.server.translation.layer import DialectTranslation
 
@@ -76,8 +77,9 @@ def create_app(
         count_refusal=metrics.count_refusal,
         weights=weights,
     )
+    probe, answers = InlineSystemProbe(connections), answer_memory(sink)
     translated = DialectTranslation(
-        gateway, settings, InlineSystemProbe(connections), budget=budget, count_refusal=metrics.count_refusal
+        gateway, settings, probe, budget=budget, answers=answers, count_refusal=metrics.count_refusal
     )
     counted = CallsInFlight(translated, metrics, limit=settings.max_concurrent_calls)
     captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))

@@ -18,6 +18,7 @@ HistorySetting: TypeAlias = Literal["exact", "full", "off"]
 
 INLINE_SYSTEM: Final = "auto"
 HISTORY: Final = "exact"
+CHAT_HISTORY: Final = "off"
 Continuity: TypeAlias = Literal["off", "template", "exact"]
 """The names of ``provenance.Policy``."""
 

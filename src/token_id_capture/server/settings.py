@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from token_id_capture.provenance import Policy
 from token_id_capture.server.defaults import (
+    CHAT_HISTORY,
     CONTINUITY,
     HISTORY,
     INLINE_SYSTEM,
@@ -100,6 +101,10 @@ class GatewaySettings(BaseModel):
         HISTORY,
         description="What clients rewrote in the history of such calls: exact undoes it, full also puts back the "
         "reasoning that they dropped, off leaves it.",
+    )
+    chat_history: HistorySetting = Field(
+        CHAT_HISTORY,
+        description="The same for calls in chat completions, whose bytes are the client's own unless this is set.",
     )
     continuity: Policy = Field(
         Policy(CONTINUITY),

@@ -10,7 +10,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import orjson
@@ -20,7 +19,7 @@ from token_id_capture import reasons
 from token_id_capture.errors import StoreClosedError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin, Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
-from token_id_capture.provenance import HistoryLink, KnownCall
+from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.records import TokenEntry, validate_rollout_id
 from token_id_capture.store.codec import pack, validated
 from token_id_capture.store.file import forking
@@ -124,9 +123,7 @@ class TokenCaptureStore:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
     def __del__(self) -> None:
@@ -199,9 +196,13 @@ class TokenCaptureStore:
 
     async def find_calls(self, rollout_id: str, chains: Sequence[bytes]) -> list[KnownCall]:
         """The calls of an open rollout that were stored with one of these chains."""
-        if not chains:
-            return []
         return await self._read_tokens(TokenReader.read, histories.find_calls, validate_rollout_id(rollout_id), chains)
+
+    async def answers_since(self, rollout_id: str, order: int) -> list[StoredAnswer]:
+        """The assistant messages of the rollout's calls that were stored after ``order``."""
+        return await self._read_tokens(
+            TokenReader.read, histories.answers_since, validate_rollout_id(rollout_id), order
+        )
 
     async def sequence_of(self, rollout_id: str, model_call_id: str) -> TokenIds | None:
         """The prompt and generation of a call; None if it is not stored."""

@@ -76,6 +76,13 @@ ContinuityOption = Annotated[
         "or newer), sglang and message.",
     ),
 ]
+ChatHistoryOption = Annotated[
+    HistorySetting,
+    typer.Option(
+        envvar="TOKCAP_CHAT_HISTORY",
+        help="The same for calls in chat completions; off sends the client's own bytes.",
+    ),
+]
 TokenizePromptsOption = Annotated[
     bool,
     typer.Option(

@@ -117,6 +117,14 @@ def read_history(body: Mapping[str, Any]) -> History:
     return History(start, tuple(answers), len(messages), chain, role == "assistant")
 
 
+def same_answer(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two assistant messages say the same, apart from what a harness may rewrite; reasoning is not compared."""
+    try:
+        return _packed_answer(one) == _packed_answer(other)
+    except (NotTextError, UnreadableHistoryError):
+        return False
+
+
 def _start(body: Mapping[str, Any]) -> bytes:
     tools = body.get("tools")
     shown = [_without_cache_control(tool) for tool in tools] if isinstance(tools, list) else []

@@ -13,17 +13,20 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
+import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from token_id_capture.capture.recorder import CallRecorder, recorder_in
+from token_id_capture.errors import StoreError
 from token_id_capture.provenance import Translation
 from token_id_capture.server.dialects.chat import ChatRequest, Dialect, History, InlineSystem, TranslationOptions
-from token_id_capture.server.dialects.fields import InvalidRequestError
+from token_id_capture.server.dialects.fields import InvalidRequestError, read_list, read_object
 from token_id_capture.server.dialects.paths import Action, Target, target_of
 from token_id_capture.server.dialects.translate import read_json, read_request, shown_response_id
 from token_id_capture.server.http.client import Client, ClientGoneError, RefusedRequestError
 from token_id_capture.server.http.limits import RETRY_AFTER_SECONDS, BodyBudget
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.server.translation.answers import AnswerMemory
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
 from token_id_capture.server.translation.responses import TranslatedCount, TranslatedResponse
 
@@ -35,7 +38,9 @@ _TOKENIZE_PATH: Final = "/tokenize"
 _TOKENIZED: Final = ("model", "messages", "tools")
 # They say how to call the client's own provider, or describe a body that is replaced.
 _DROPPED_PREFIXES: Final = (b"anthropic-", b"openai-", b"x-goog-")
-_DROPPED_HEADERS: Final = frozenset({b"content-length", b"content-encoding", b"content-type", b"x-api-key"})
+_OF_THE_BODY: Final = frozenset({b"content-length", b"content-encoding"})
+_DROPPED_HEADERS: Final = _OF_THE_BODY | {b"content-type", b"x-api-key"}
+_CHAT_PATHS: Final = frozenset({_CHAT_PATH, "/chat/completions"})
 
 
 class DialectTranslation:
@@ -48,13 +53,16 @@ class DialectTranslation:
         probe: InlineSystemProbe,
         *,
         budget: BodyBudget,
+        answers: AnswerMemory | None,
         count_refusal: Callable[[str], None],
     ) -> None:
         self._app = app
         self._budget = budget
+        self._answers = answers
         self._settings = settings
         self._probe = probe
         self._count_refusal = count_refusal
+        self._chat_history = History(settings.chat_history)
         self._options = TranslationOptions(
             settings.model, settings.max_tokens, InlineSystem.KEEP, History(settings.history)
         )
@@ -62,7 +70,8 @@ class DialectTranslation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         recorder = recorder_in(scope)
         target = target_of(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if target is None or recorder is None:
+        restores_chat = self._chat_history is not History.OFF and self._answers is not None and _is_chat(scope)
+        if recorder is None or not (target or restores_chat):
             await self._app(scope, receive, send)
             return
         client = Client(scope, receive, send)
@@ -72,7 +81,10 @@ class DialectTranslation:
                     self._settings.body_limit, longest_silence=self._settings.client_timeout, take=take
                 )
                 body = await client.decompressed(body, self._settings.body_limit, take=take)
-                call = await self._translated(target, read_json(body), recorder, scope, send)
+                if target is None:
+                    call = await self._chat(body, recorder, scope, send)
+                else:
+                    call = await self._translated(target, read_json(body), recorder, scope, send)
                 del body  # what was translated need not wait for its answer
         except ClientGoneError:
             return
@@ -99,11 +111,34 @@ class DialectTranslation:
             request.client_model,
             shown_response_id(request.dialect, shown_id),
             tuple(request.left_out),
+            self._options.history,
+            await self._restored(recorder.context.rollout_id, request.body["messages"], self._options.history),
         )
         # Gemini's streams are one JSON array unless the query asks for events.
         as_events = b"alt=sse" in scope["query_string"] or request.dialect is not Dialect.GEMINI
         response = TranslatedResponse(request, shown_id, send, as_events=as_events, codex=_is_codex(scope))
         return _InnerCall(_CHAT_PATH, request.encoded(), response.send)
+
+    async def _chat(self, raw: bytes, recorder: CallRecorder, scope: Scope, send: Send) -> _InnerCall:
+        """A native chat completion with its history put back; its own bytes if there is nothing to put back."""
+        call = _InnerCall(scope["path"], raw, send, native=True)
+        try:
+            body = read_json(raw)
+            messages = [read_object(message, "messages") for message in read_list(body.get("messages"), "messages")]
+        except InvalidRequestError:
+            return call  # for the engine to complain about
+        changed = await self._restored(recorder.context.rollout_id, messages, self._chat_history)
+        return call._replace(body=orjson.dumps(body)) if changed else call
+
+    async def _restored(self, rollout_id: str, messages: list[dict[str, Any]], history: History) -> int:
+        """Put messages back as the policy wrote them; a history that cannot be read is taken as it is."""
+        if self._answers is None:
+            return 0
+        try:
+            return await self._answers.restore(rollout_id, messages, history)
+        except StoreError as error:
+            _logger.warning("the history of rollout %r is not restored: %s", rollout_id, error)
+            return 0
 
     async def _read(self, target: Target, body: dict[str, Any], scope: Scope) -> ChatRequest:
         """The request, with system messages behind others as the settings, or else the engine, will have them."""
@@ -135,15 +170,21 @@ class _InnerCall(NamedTuple):
     path: str
     body: bytes
     send: Send
+    native: bool = False
 
     async def forward(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
-        inner = dict(
-            scope,
-            path=self.path,
-            raw_path=self.path.encode(),
-            query_string=b"",
-            headers=[*_headers(scope), (b"content-length", str(len(self.body)).encode())],
-        )
+        length = (b"content-length", str(len(self.body)).encode())
+        if self.native:
+            kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_THE_BODY]
+            inner = dict(scope, headers=[*kept, length])
+        else:
+            inner = dict(
+                scope,
+                path=self.path,
+                raw_path=self.path.encode(),
+                query_string=b"",
+                headers=[*_headers(scope), length],
+            )
         await app(inner, _replayed(self.body, receive), self.send)
 
 
@@ -175,6 +216,10 @@ def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     elif keys:
         kept.append((b"authorization", b"Bearer " + next(iter(keys.values()))))
     return kept
+
+
+def _is_chat(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _CHAT_PATHS
 
 
 def _is_codex(scope: Scope) -> bool:

@@ -6,11 +6,13 @@ Plain SQL, as in ``queries``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
 
 from token_id_capture.errors import CorruptCaptureError
-from token_id_capture.provenance import HistoryLink, KnownCall
+from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.store.read.queries import Execute
 from token_id_capture.tokens import TokenIds
 
@@ -21,6 +23,9 @@ _CALLS = """
     FROM call_histories AS h
     CROSS JOIN entries AS e ON e.rollout_id = h.rollout_id AND e.model_call_id = h.model_call_id
     WHERE h.rollout_id = :rollout AND h.chain IN ({chains})
+"""
+_ANSWERS = """
+    SELECT rowid, content FROM entries WHERE rollout_id = :rollout AND rowid > :order ORDER BY rowid
 """
 _PARTS = """
     WITH RECURSIVE above(call_id, distance) AS (
@@ -49,6 +54,17 @@ def find_calls(execute: Execute, rollout_id: str, chains: Sequence[bytes]) -> li
         ).fetchall():
             found.append(KnownCall(call, HistoryLink(chain, reasoning, call_ids, bool(ended)), length, order))
     return found
+
+
+def answers_since(execute: Execute, rollout_id: str, order: int) -> list[StoredAnswer]:
+    """The messages of the calls that were stored after ``order``, in the order of their storing."""
+    rows = execute(_ANSWERS, {"rollout": rollout_id, "order": order}).fetchall()
+    return [StoredAnswer(row[0], message) for row in rows if (message := _message_of(orjson.loads(row[1]))) is not None]
+
+
+def _message_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    items, index = content["output_items"], content["token_item_index"] or 0
+    return items[index] if index < len(items) else None
 
 
 def sequence_of(execute: Execute, rollout_id: str, model_call_id: str) -> TokenIds | None:

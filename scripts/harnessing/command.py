@@ -1,0 +1,64 @@
+"""The command: install, enter a namespace without a network, run, report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from harnessing.programs import HARNESSES, install
+from harnessing.run import Result, run
+
+_INSIDE: Final = "TOKCAP_HARNESSES_INSIDE"
+_OUTPUT_SHOWN: Final = 2000
+
+
+def main(description: str) -> int:
+    """Run the script; returns its exit code."""
+    options = _options(description)
+    cache = options.cache.absolute()
+    if os.environ.get(_INSIDE) != "1":
+        try:
+            install(cache)
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.stderr.write(f"the harnesses could not be installed: {error}\n")
+            return 2
+        # Nothing that a harness does reaches anything but this machine.
+        inside = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        os.environ[_INSIDE] = "1"
+        os.execvp("unshare", [*inside, sys.executable, *sys.argv])
+    chosen = [harness for harness in HARNESSES if not options.only or harness.name in options.only]
+    failed = 0
+    for harness in chosen:
+        result = run(harness, cache, two_agents=options.two_agents, history=options.history)
+        failed += bool(result.problems)
+        _report(result)
+    return 1 if failed or not chosen else 0
+
+
+def _options(description: str) -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "token-id-capture" / "harnesses"
+    made.add_argument(
+        "--cache", type=Path, default=default, metavar="DIR", help="where they are installed (%(default)s)"
+    )
+    made.add_argument("--only", action="append", choices=[harness.name for harness in HARNESSES], help="run this one")
+    made.add_argument("--two-agents", action="store_true", help="a task for which two more agents are started at once")
+    made.add_argument(
+        "--history", choices=("exact", "full", "off"), default="exact", help="of tokcap serve (%(default)s)"
+    )
+    return made.parse_args()
+
+
+def _report(result: Result) -> None:
+    agents = ", ".join(f"{agent} {count}" for agent, count in result.agents.items())
+    outcome = "pass" if not result.problems else "FAIL"
+    sys.stdout.write(f"{outcome}  {result.harness}: {result.calls} calls captured ({agents or 'no agent'})\n")
+    for problem in result.problems:
+        sys.stdout.write(f"      {problem}\n")
+    if result.problems:
+        sys.stdout.write("      " + result.output[-_OUTPUT_SHOWN:].replace("\n", "\n      ") + "\n")
+    sys.stdout.flush()
