@@ -1,7 +1,7 @@
 """Exact token ids and log probabilities of agent rollouts, captured durably and rebuilt for training.
 
 A model server records each call with ``capture_tokens``; ``TokenCaptureStore`` keeps the records in
-one SQLite file; ``trajectories_from_source`` rebuilds a finished rollout. What hands a rollout on to
+one SQLite file; ``trajectories_from_source`` rebuilds a finished rollout. What delivers a rollout to
 a trainer is in ``token_id_capture.delivery``, which is not imported here.
 
 Importing this package loads the standard library alone: each name brings what it needs on first use.

@@ -100,7 +100,7 @@ async def finalize_rollout_token_capture(
 async def retire_rollout_token_capture(
     rollout_id: str, source: TokenSource | None, built: Mapping[str, Any] | None
 ) -> bool:
-    """Delete the capture of a record that was handed on. Call it only once that is durable.
+    """Delete the capture of a record that was delivered. Call it only once that is durable.
 
     Deletes only what an unmasked build was made from, and only if exactly that snapshot and version
     is still the rollout's latest state. The delivery is recorded first. Never raises; returns
@@ -135,7 +135,7 @@ def build_of_record(result: Mapping[str, Any]) -> BuildDict | None:
 
 
 async def record_delivery(source: TokenSource, built: Mapping[str, Any]) -> bool:
-    """Record that an unmasked build was handed on, without deleting its capture. Never raises.
+    """Record that an unmasked build was delivered, without deleting its capture. Never raises.
 
     Returns whether it was recorded: false for a masked build, for a source that records no outcomes,
     and after an error, which is logged.

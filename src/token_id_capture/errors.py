@@ -5,7 +5,7 @@
     TokenCaptureError (Exception)
     ├── StoreError (RuntimeError)            the database said no
     │   ├── RolloutFrozenError               a new record for a rollout that was frozen already
-    │   ├── RolloutRetiredError              a record for a rollout that was handed on and deleted
+    │   ├── RolloutRetiredError              a record for a rollout that was delivered and deleted
     │   ├── StoreClosedError                 the store was closed, or its writer failed
     │   ├── StorageFullError                 no room for a commit; nothing was stored
     │   └── UnusableDatabaseError            the file cannot be opened as a capture database

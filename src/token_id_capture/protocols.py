@@ -77,7 +77,7 @@ class TokenSink(Protocol):
 
 @runtime_checkable
 class CallIntents(Protocol):
-    """Optional extension of a sink: calls are announced before they are dispatched."""
+    """Optional extension of a sink: the intent of a call is recorded before it is dispatched."""
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """Record durably that a call is about to be dispatched. ``put`` ends it.
@@ -150,7 +150,7 @@ class TokenSource(Protocol):
         Idempotent: the same ``snapshot_id`` and ``version`` until a mark lands; after one, the same
         ``snapshot_id`` with a higher version and ``incomplete=True``. Every entry acknowledged
         before the call is in it. A rollout that nobody has seen gives an empty snapshot that is not
-        incomplete, and is not fenced.
+        incomplete, and leaves no tombstone.
 
         Raises:
             RolloutRetiredError: the rollout was retired.
@@ -162,7 +162,7 @@ class TokenSource(Protocol):
         """Delete the rollout if exactly this snapshot is its latest state; else return False.
 
         False also while the latest recorded outcome of the snapshot is masked or failed. Repeating
-        a drop that succeeded returns True. The retired id stays fenced against late writers.
+        a drop that succeeded returns True. A tombstone of the retired id refuses late writers.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Every reason that the program records, with one sentence that explains it.
 
 A reason marks a rollout incomplete (``incomplete_flags.reason``), or says why a build was masked or
-its evidence let go (``build_outcomes.reason``). Where a reason needs particulars, they follow after
+its evidence released (``build_outcomes.reason``). Where a reason needs particulars, they follow after
 ``": "``, as in ``token_count_mismatch: 5 token ids, 12 completion tokens``; the store keeps the two
 parts of a flag's in the columns ``reason`` and ``detail``.
 """
@@ -100,7 +100,7 @@ BUILD_REASONS: Final[dict[str, str]] = {
 
 RELEASE_REASONS: Final[dict[str, str]] = {
     DELETED_BY_HAND: "The rollout was deleted whatever its state, before its id was used again.",
-    PRUNED: "The evidence was older than an administrator wanted to keep it, and tokcap prune let it go.",
+    PRUNED: "The evidence was older than an administrator wanted to keep it, and tokcap prune deleted it.",
     RETIRED_BY_HAND: "The rollout was retired whatever its state, by a call of the store's retire.",
 }
 

@@ -82,8 +82,8 @@ def report(tokcap: RunTokcap, database: Path, output: Path, *arguments: str) -> 
         ("frozen", "deliverable", "nobody has recorded a outcome"),
         ("masked", "masked", "The call was begun and no tokens of it were ever stored"),
         ("open", "open", "It is open. Frozen now, it would be masked"),
-        ("retired", "handed on", "What was captured of it was handed on, and then deleted here"),
-        ("released", "let go", "What was captured of it was deleted by an administrator"),
+        ("retired", "delivered", "What was captured of it was delivered, and then deleted here"),
+        ("released", "released", "What was captured of it was deleted by an administrator"),
         ("nothing", "masked", "No calls are stored."),
     ],
 )

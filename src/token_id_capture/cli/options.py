@@ -188,7 +188,7 @@ def print_json(value: Any) -> None:
 
 def escaped_json(document: str) -> str:
     """The same JSON with the characters escaped that steer a terminal, or turn the direction of its text."""
-    # In a document all of them are inside strings, but for line breaks.
+    # In a document all of them are inside strings, except line breaks.
     return _STEERING.sub(_as_escape, document)
 
 

@@ -85,7 +85,7 @@ class CallTree:
 
     @property
     def roots(self) -> list[PlacedCall]:
-        """The calls that continue no other, but for those that generated nothing."""
+        """The calls that continue no other, except those that generated nothing."""
         return [call for call in self.calls if call.parent is None and call.role is not Role.EMPTY]
 
     @cached_property

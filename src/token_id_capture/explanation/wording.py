@@ -1,4 +1,4 @@
-"""Departures in sentences, for everything that shows them. Pure."""
+"""Divergences in sentences, for everything that shows them. Pure."""
 
 from __future__ import annotations
 

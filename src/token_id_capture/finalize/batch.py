@@ -1,7 +1,7 @@
 """The work of ``tokcap finalize``, a batch of rollouts at a time.
 
 One batch: freeze and build together, write the rows in the order of the input, make them durable
-with one ``fsync``, and only then hand the rollouts on.
+with one ``fsync``, and only then deliver the rollouts.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Finalizer:
         return True
 
     async def _delivered_before(self, line: RolloutLine) -> _Made:
-        """What the row of an earlier run was built from, if its rollout is still to be handed on."""
+        """What the row of an earlier run was built from, if its rollout is still to be delivered."""
         row = self._rows.delivered[line.rollout_id]
         if row.masked:
             return _Made()

@@ -89,7 +89,7 @@ def rollout_page(
 def _badge(evidence: Evidence, explained: Explanation) -> tuple[str, str]:
     latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
     if explained.outcome == State.RETIRED:
-        return ("handed on" if latest == Outcome.DELIVERED else "let go"), "quiet"
+        return ("delivered" if latest == Outcome.DELIVERED else "released"), "quiet"
     if evidence.state == State.OPEN:
         return "open", "running"
     if latest in (Outcome.MASKED, Outcome.FAILED):
@@ -115,7 +115,7 @@ def _summary(evidence: Evidence, tree: CallTree | None) -> str:
 
 def _farewell(evidence: Evidence) -> str:
     latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
-    what = "handed on, and then deleted here" if latest == Outcome.DELIVERED else "deleted by an administrator"
+    what = "delivered, and then deleted here" if latest == Outcome.DELIVERED else "deleted by an administrator"
     return f"What was captured of it was {what}, so there are no calls and no tokens to show."
 
 

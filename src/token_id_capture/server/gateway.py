@@ -169,7 +169,7 @@ class Gateway:
         async def relay(limit: HangUpLimit) -> None:
             async with self._upstream.open(client.scope, body, plain=False) as response:
                 if outcome is not None:
-                    await outcome.replied(response)
+                    await outcome.answered(response)
                 await client.start(response.status, response.headers)
                 while chunk := await response.next_chunk():
                     await client.write(chunk)
@@ -222,7 +222,7 @@ class _Outcome:
         self._reason = reason
         self._settled = False
 
-    async def replied(self, response: Response) -> None:
+    async def answered(self, response: Response) -> None:
         """The engine answered with this response, of which the head is known."""
         self._settled = True
         status, elsewhere = response.status, redirection(response)

@@ -302,7 +302,7 @@ class TokenCaptureStore:
         return await self._read(listing.list_rollouts, after, limit, wanted)
 
     async def describe_rollout(self, rollout_id: str) -> RolloutDetail:
-        """All that is stored about one rollout, but for tokens.
+        """Everything stored about one rollout except its tokens.
 
         Raises:
             UnknownRolloutError: there is no row of it.

@@ -83,7 +83,7 @@ def finalize(
     models: ModelsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Build the training rows of finished rollouts, and hand their captures on.
+    """Build the training rows of finished rollouts, and deliver their captures.
 
     The record says which response was scored, if it can be told: by its response id or its content. The sequence
     ends there, and what came later is not trained on.

@@ -29,9 +29,9 @@ def prune(
 ) -> None:
     """Forget what is old.
 
-    The tombstones of retired rollouts, which tombstone their ids against late writers; outcomes and late writes of
+    The tombstones of retired rollouts, which refuse late writers; outcomes and late writes of
     rollouts that are gone; processes that ended and that nothing names any more. With --evidence also masked and
-    failed rollouts whose outcome is that old: that they were let go stays recorded. Rollouts that are open, or
+    failed rollouts whose outcome is that old: that they were released stays recorded. Rollouts that are open, or
     frozen without an outcome, are never touched. Asks before it removes anything, and others may write meanwhile.
     """
     from token_id_capture.store.maintain import pruning

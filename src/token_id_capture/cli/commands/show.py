@@ -31,7 +31,7 @@ def show(
     database: DatabaseOption,
     json: JsonOption = False,
 ) -> None:
-    """Show all that is known of one rollout, but for its tokens.
+    """Show everything stored about a rollout except its tokens.
 
     Its calls and which call each continues (shared is the number of tokens that they have in common), and whose
     call each is and what it is for, where the harness tells. The same is drawn as a tree: which calls form the

@@ -92,7 +92,7 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
         )
     if rollouts.marked_since_delivery.count:
         diagnosis.findings.append(
-            f"{_named(rollouts.marked_since_delivery)} marked incomplete after the delivery: what was handed on may "
+            f"{_named(rollouts.marked_since_delivery)} marked incomplete after the delivery: what was delivered may "
             "lack a call. tokcap show says which; take the sample out, or finalize the rollout again."
         )
     if rollouts.delivered_not_retired.count:

@@ -123,7 +123,7 @@ def _worth_saying(record: logging.LogRecord) -> bool:
         record.exc_info = None
         return True
     if record.name == "uvicorn.error" and message.startswith("Traceback"):
-        # Why the application could not start, as Starlette hands it on: its last line is for people.
+        # Why the application could not start, as Starlette passes it: its last line is for people.
         record.msg, record.args = message.strip().splitlines()[-1], None
     if message.startswith(_REPEATED):
         return _not_within_a_second(message)

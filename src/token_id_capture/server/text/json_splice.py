@@ -136,7 +136,7 @@ class _Node:
         parent.cuts |= rule.cut
 
     def collect(self, value: Any, found: set[int]) -> None:
-        """Add the ids of what the rules hide below ``value``, but for nulls that stay as they are."""
+        """Add the ids of what the rules hide below ``value``, except nulls that stay as they are."""
         if isinstance(value, dict):
             for name, child in self.members.items():
                 if name not in value:

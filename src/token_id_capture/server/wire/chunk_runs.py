@@ -3,7 +3,7 @@
 An engine writes the chunks of a stream alike: each has one token's text, its log probability and its id, at the
 same places of the same text. The first such chunk is parsed. Its three values are cut out, a mark is put in the
 place of each, and the rest is parsed once more: the marks must be where the values belong. Whatever has the same
-bytes around three values of the same kind then says the same but for the values, and neither has to be parsed
+bytes around three values of the same kind then says the same except for the values, and neither has to be parsed
 nor looked through for what the client may not see. The values of all chunks up to the next one of another shape
 become those of one chunk, which says what they say one after the other.
 

@@ -153,7 +153,7 @@ def _apply_settings(connection: Any, path: Path) -> None:
 
 
 def has_wal_reset_bug(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
-    """Whether this SQLite has the WAL-reset bug (3.7.0 to 3.51.2, but for 3.44.6 and 3.50.7 on)."""
+    """Whether this SQLite has the WAL-reset bug (3.7.0 to 3.51.2, except from 3.44.6 and 3.50.7 on)."""
     if version >= (3, 51, 3) or version < (3, 7, 0):
         return False
     fixed_in = {(3, 44): 6, (3, 50): 7}.get((version[0], version[1]))

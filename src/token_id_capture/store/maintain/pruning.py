@@ -106,7 +106,7 @@ def prune(
     """Remove what ``find_old`` found and is still as old, in short steps between which others write.
 
     Args:
-        with_evidence: retire masked and failed rollouts too. That they were let go stays in the
+        with_evidence: retire masked and failed rollouts too. That they were released stays in the
             audit trail, as an outcome ``released`` with the reason ``pruned: `` + ``note``.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Plain SQL, so that a command that only looks needs the driver and nothing else. Each function takes
 what runs a statement: ``execute`` of a connection of the driver, or of SQLAlchemy,
-which takes the same text and names. So nothing here is a word of one database alone, but for ``rowid``.
+which takes the same text and names. So nothing here is a word of one database alone, except ``rowid``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def summaries_of(execute: Execute, rollout_ids: Sequence[str]) -> list[RolloutSu
 
 
 def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
-    """One rollout in full, but for its tokens.
+    """One rollout in full, without its tokens.
 
     Raises:
         UnknownRolloutError: there is no row of it.

@@ -49,7 +49,7 @@ class CallSummary:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDetail:
-    """All that is stored about one rollout, but for tokens."""
+    """Everything stored about one rollout except its tokens."""
 
     summary: RolloutSummary
     calls: tuple[CallSummary, ...]

@@ -1,4 +1,4 @@
-"""Delete evidence: by proof that exactly this snapshot was handed on, or by an administrator."""
+"""Delete evidence: by proof that exactly this snapshot was delivered, or by an administrator."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Writer:
                 self._shut()
 
     def _serve(self) -> list[Job]:
-        """Commit the next group. Its callers are still to be told, but for those of one that ends the writer."""
+        """Commit the next group. Its callers are still to be told, except those of one that ends the writer."""
         group: list[Job] = []
         try:
             with self._writer_lock:
