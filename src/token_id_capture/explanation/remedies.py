@@ -49,7 +49,7 @@ REMEDIES: Final[dict[str, str]] = {
     reasons.BUILD_FAILED: "tokcap verify tells whether the file is damaged. If it is not, the error above says what "
     "the builder refused.",
     reasons.CAPTURE_INCOMPLETE: "See to the calls that are named here. The rollout itself cannot be repaired: what was "
-    "not captured is gone. Its evidence is kept until tokcap prune --evidence, or an administrator, lets it go.",
+    "not captured is gone. Its evidence is kept until tokcap prune --evidence, or an administrator, releases it.",
     reasons.EMPTY_GENERATIONS: "The engine ended each answer before its first token. Look at the token limit, the stop "
     "strings and the chat template.",
     reasons.FREEZE_FAILED: "The error above says why the database refused. tokcap doctor tells how the file is.",
@@ -70,7 +70,7 @@ REMEDIES: Final[dict[str, str]] = {
     "the engine gave it, or as the client was shown it.",
     reasons.NOTHING_RECORDED: "Check that the harness called .../ng-rollout/<id>/training-token-capture/v1 with this "
     "very id, that the gateway was there, and that this is the database it writes to.",
-    reasons.UNRESOLVED_RETRY: "Give the harness more time before it asks again, or let it go on from an answer: a "
+    reasons.UNRESOLVED_RETRY: "Give the harness more time before it asks again, or let it continue from an answer: a "
     "later call that continues one settles which was used. Each answer by itself can still be trained on, with tokcap "
     "export --per-request.",
     reasons.DELETED_BY_HAND: "Nothing is left to be done; the id may be used again.",
