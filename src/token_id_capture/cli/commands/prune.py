@@ -27,7 +27,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
 ) -> None:
-    """Forget what is old.
+    """Delete old tombstones and, on request, old evidence.
 
     The tombstones of retired rollouts, which refuse late writers; outcomes and late writes of
     rollouts that are gone; processes that ended and that nothing names any more. With --evidence also masked and
