@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import io
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas
+import pyarrow
 import pytest
 from pyarrow import parquet
 
@@ -192,6 +196,10 @@ def plain(value: Any) -> Any:
     return None if not isinstance(value, list) and pandas.isna(value) else value
 
 
+def zstandard_lines(path: Path) -> IO[bytes]:
+    return io.BytesIO(pyarrow.input_stream(str(path), compression="zstd").read())
+
+
 def write_records(path: Path, *records: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -205,16 +213,19 @@ def test_fields_of_the_rollout_records_become_columns(tokcap: RunTokcap, databas
     )
     options = ["--records", records, "--fields", "reward,task, info.seed,info.tags"]
     done = tokcap("export", "-d", database, "-o", tmp_path / "out.jsonl", *options)
-    assert "tokcap:      1 without a record: their fields are null" in done.stderr.splitlines()
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert "tokcap:      3 left out, without a record" in said
+    assert "tokcap: no rollout 'gone' is in this database: check the id and --database" in said
     rows = {row["rollout_id"]: row for row in lines(tmp_path / "out.jsonl")}
     names = ("reward", "task", "info.seed", "info.tags")
     assert [rows["frozen"][name] for name in names] == [1, "sum", 7, ["a"]]
-    assert [rows["delivered"][name] for name in names] == [None] * 4
+    assert list(rows) == ["frozen"]
 
     tokcap("export", "-d", database, "-o", tmp_path / "out.parquet", *options)
     table = parquet.read_table(tmp_path / "out.parquet")
     assert [str(table.schema.field(name).type) for name in names] == ["double", "string", "int64", "string"]
-    assert table.column("info.tags").to_pylist() == [None, '["a"]']
+    assert table.column("info.tags").to_pylist() == ['["a"]']
 
 
 @pytest.mark.parametrize(
@@ -225,7 +236,6 @@ def test_fields_of_the_rollout_records_become_columns(tokcap: RunTokcap, databas
         ('{"reward": \n', ["--fields", "reward"], "{records} line 1: no JSON"),
         (2 * '{"_ng_rollout_id": "r", "reward": 1}\n', ["--fields", "reward"], "line 2: there are two records"),
         ('{"_ng_rollout_id": "r", "reward": 1}\n', ["--fields", "model"], "model is a column of the export itself"),
-        ('{"_ng_rollout_id": "r", "reward": 1}\n', [], "--records and --fields go together"),
         (f'{{"_ng_rollout_id": "r", "reward": {2**70}}}\n', ["--fields", "reward"], "line 1: a field of rollout 'r'"),
     ],
 )
@@ -246,6 +256,11 @@ def test_records_that_cannot_be_used_stop_the_export_before_it_begins(
         (["-o", "rows.csv"], "--format is needed"),
         (["-o", "-", "--format", "parquet"], "only rows of JSON lines go to a pipe"),
         (["-o", "-", "--json"], "only rows of JSON lines go to a pipe"),
+        (["-o", "rows.jsonl", "--fields", "reward"], "--fields needs --records"),
+        (["-o", "rows.txt.gz"], "--format is needed"),
+        (["-o", "rows.gz", "--format", "parquet"], "rows.gz would be compressed twice"),
+        (["-o", "rows.jsonl", "../x"], "invalid rollout id"),
+        (["-o", "rows.jsonl", "--since", "then"], "--since: 'then' is neither an age"),
         (["-o", "there.jsonl"], "there.jsonl is there already and is not replaced"),
         (["-o", "nowhere/out.jsonl"], "cannot write nowhere/out.jsonl: No such file or directory"),
         (["-o", "rows.jsonl", "--records", "none.jsonl", "--fields", "reward"], "cannot read none.jsonl: No such file"),
@@ -326,6 +341,47 @@ def test_an_export_without_a_row_leaves_no_file_in_the_way_of_the_next(
     assert "1 left out, not frozen" in nothing.stderr
     assert [path for path in tmp_path.iterdir() if path.name.startswith(("rows", ".rows"))] == []
     assert tokcap("export", "-d", database, "-o", tmp_path / name, "--include-open").returncode == 0
+
+
+def test_only_the_rollouts_that_are_named_are_exported(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
+    done = tokcap("export", "frozen", "-d", database, "-o", tmp_path / "one.jsonl")
+    assert (done.returncode, [row["rollout_id"] for row in lines(tmp_path / "one.jsonl")]) == (0, ["frozen"])
+    done = tokcap("export", "frozen", "nobody", "-d", database, "-o", tmp_path / "two.jsonl")
+    assert (done.returncode, [row["rollout_id"] for row in lines(tmp_path / "two.jsonl")]) == (1, ["frozen"])
+    assert "no rollout 'nobody' is in this database" in done.stderr
+
+
+def test_only_rollouts_that_have_a_record_and_were_opened_since_are_exported(
+    tokcap: RunTokcap, database: Path, tmp_path: Path
+) -> None:
+    records = write_records(tmp_path / "rollouts.jsonl", {"_ng_rollout_id": "delivered"})
+    done = tokcap("export", "delivered", "-d", database, "-o", "-", "--records", records, "--since", "1h")
+    assert (done.returncode, [json.loads(row)["rollout_id"] for row in done.stdout.splitlines()]) == (0, ["delivered"])
+    later = tokcap("export", "-d", database, "-o", tmp_path / "none.jsonl", "--since", "2999-01-01")
+    assert (later.returncode, (tmp_path / "none.jsonl").exists()) == (1, False)
+
+
+@pytest.mark.parametrize(("name", "opened"), [("rows.jsonl.gz", gzip.open), ("rows.jsonl.zst", zstandard_lines)])
+def test_rows_are_compressed_as_the_name_says(
+    tokcap: RunTokcap, database: Path, tmp_path: Path, name: str, opened: Callable[[Path], IO[bytes]]
+) -> None:
+    plain = tokcap("export", "-d", database, "-o", "-")
+    assert tokcap("export", "-d", database, "-o", tmp_path / name).returncode == 0
+    with opened(tmp_path / name) as written:
+        assert written.read().decode() == plain.stdout
+    if name.endswith(".gz"):  # of Zstandard, pandas needs another library
+        assert len(pandas.read_json(tmp_path / name, lines=True)) == len(plain.stdout.splitlines())
+
+
+def test_what_is_there_is_replaced_only_on_request(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text("mine")
+    assert tokcap("export", "-d", database, "-o", out).returncode == 2
+    assert out.read_text() == "mine"
+    assert tokcap("export", "nobody", "-d", database, "-o", out, "--overwrite").returncode == 1
+    assert out.read_text() == "mine"
+    assert tokcap("export", "-d", database, "-o", out, "--overwrite").returncode == 0
+    assert len(lines(out)) == 2
 
 
 def test_rows_can_go_to_a_pipe(tokcap: RunTokcap, database: Path) -> None:

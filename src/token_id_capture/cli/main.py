@@ -29,7 +29,7 @@ SUMMARIES: Final = {
     "demo": "Try everything on this machine, in seconds: agents, capture, a crash, training rows.",
     "doctor": "Explain what a crash or a long run left behind.",
     "explain": "Explain in sentences why a rollout is masked, and what to do about it.",
-    "export": "Export the sequences of all rollouts that are in the database.",
+    "export": "Export the sequences of rollouts that are in the database.",
     "finalize": "Build the training rows of finished rollouts, and deliver their captures.",
     "gym": "Run NeMo Gym with this store in place of its file store.",
     "ls": "List the rollouts of a database by their ids.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -34,7 +34,6 @@ class RecordFields:
         self._names = tuple(names)
         self._types: dict[str, set[type]] = {name: set() for name in names}
         self._seen: set[str] = set()
-        self._none = dict.fromkeys(names)
         # An empty name is a temporary database on disk, of which only a part is in memory.
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA cache_size = -4096")
@@ -65,10 +64,16 @@ class RecordFields:
             if value is not None:
                 self._types[name].add(type(value))
 
-    def of(self, rollout_id: str) -> dict[str, Any] | None:
-        """The fields of the rollout's record; None if it has none."""
+    def __contains__(self, rollout_id: str) -> bool:
+        """Whether the rollout has a record."""
+        return (
+            self._database.execute("SELECT 1 FROM records WHERE rollout_id = ?", (rollout_id,)).fetchone() is not None
+        )
+
+    def of(self, rollout_id: str) -> dict[str, Any]:
+        """The fields of the rollout's record, which there must be."""
         row = self._database.execute("SELECT found FROM records WHERE rollout_id = ?", (rollout_id,)).fetchone()
-        return None if row is None else dict(zip(self._names, orjson.loads(row[0]), strict=True))
+        return dict(zip(self._names, orjson.loads(row[0]), strict=True))
 
     def scored(self, rollout_id: str) -> ScoredAnswer | None:
         """What the rollout's record says of the answer that was scored; None if it has no record."""
@@ -78,10 +83,9 @@ class RecordFields:
         told = json.loads(row[0])
         return ScoredAnswer(**{**told, "transcript": tuple(told["transcript"])})
 
-    @property
-    def absent(self) -> dict[str, Any]:
-        """The fields of a rollout without a record: all null."""
-        return dict(self._none)
+    def rollout_ids(self) -> Iterator[str]:
+        """The rollouts that have a record."""
+        return (row[0] for row in self._database.execute("SELECT rollout_id FROM records ORDER BY rollout_id"))
 
     def missing(self) -> list[str]:
         """Names that no record had a field of."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,7 +16,7 @@ from token_id_capture.export.record_fields import RecordFields
 from token_id_capture.export.rows import Row
 from token_id_capture.lifecycle import State
 from token_id_capture.store.file.read_only import read_only
-from token_id_capture.store.read.evidence import count_rollouts, rollout_ids
+from token_id_capture.store.read.evidence import ALL_ROLLOUTS, Scope, count_rollouts, rollout_ids, state_of
 
 _WORTH_PROCESSES: Final = 5_000
 """Rollouts from which on the start of more processes is soon made up for."""
@@ -32,7 +34,12 @@ class RowWriter(Protocol):
 
 @dataclass(slots=True)
 class Exported:
-    """What an export wrote, and what it left out. ``damaged`` says what cannot be read."""
+    """What an export wrote, and what it left out.
+
+    ``without_record`` counts rollouts that were left out because the records have none of them,
+    ``without_rollout`` says what was asked for, by its id or by a record, and is not in the database.
+    ``damaged`` says what cannot be read.
+    """
 
     rollouts: int = 0
     rows: int = 0
@@ -41,6 +48,7 @@ class Exported:
     open_rollouts: int = 0
     masked: Counter[str] = field(default_factory=Counter)
     without_record: int = 0
+    without_rollout: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
 
@@ -56,6 +64,7 @@ class Exporter:
         writer: RowWriter,
         choice: Choice,
         *,
+        scope: Scope = ALL_ROLLOUTS,
         fields: RecordFields | None = None,
         jobs: int = 0,
         show: Callable[[int, int], None] = lambda done, total: None,
@@ -63,26 +72,27 @@ class Exporter:
         self._database = database
         self._writer = writer
         self._choice = choice
+        self._scope = scope
         self._fields = fields
-        self._absent = fields.absent if fields else {}
         self._jobs = jobs
         self._show = show
         self._exported = Exported()
 
     def run(self) -> Exported:
-        """Export all rollouts in the order of their ids. What is retired meanwhile is passed over.
+        """Export the rollouts in the order of their ids. What is retired meanwhile is passed over.
 
         Raises:
             OSError: the output cannot be written.
             UnusableDatabaseError: the database cannot be read.
         """
-        choice = self._choice
+        choice, scope = self._choice, self._scope
         with read_only(self._database) as connection:
-            total = count_rollouts(connection, choice.states)
+            total = count_rollouts(connection, choice.states, scope)
             if State.OPEN not in choice.states:
-                self._exported.open_rollouts = count_rollouts(connection, (State.OPEN,))
+                self._exported.open_rollouts = count_rollouts(connection, (State.OPEN,), scope)
             scored = self._fields.scored if self._fields else lambda rollout_id: None
-            asked = ((rollout_id, scored(rollout_id)) for rollout_id in rollout_ids(connection, choice.states))
+            found = filter(self._has_record, rollout_ids(connection, choice.states, scope))
+            asked = ((rollout_id, scored(rollout_id)) for rollout_id in found)
             jobs = self._jobs or (os.cpu_count() or 1 if total >= _WORTH_PROCESSES else 1)
             parts = (
                 read_parts(connection, choice, asked)
@@ -92,6 +102,7 @@ class Exporter:
             for done, part in enumerate(parts):
                 self._show(done, total)
                 self._write(part)
+            self._exported.without_rollout.extend(self._not_found(connection))
         self._writer.finish()
         self._show(total, total)
         return self._exported
@@ -103,10 +114,26 @@ class Exporter:
             exported.damaged.append(part.damage)
         found = self._fields.of(part.rollout_id) if self._fields else {}
         for row in part.rows:
-            self._writer.write({**row, **(found if found is not None else self._absent)})
+            self._writer.write({**row, **found})
             exported.rows += 1
             exported.tokens += len(row["token_ids"])
             exported.sampled_tokens += row["loss_mask"].count(1)
         if part.rows:
             exported.rollouts += 1
-            exported.without_record += found is None
+
+    def _has_record(self, rollout_id: str) -> bool:
+        if self._fields is None or rollout_id in self._fields:
+            return True
+        self._exported.without_record += 1
+        return False
+
+    def _not_found(self, connection: sqlite3.Connection) -> Iterator[str]:
+        """What was asked for and is not there, each with the reason."""
+        listed = sorted(set(self._scope.rollout_ids))
+        asked = chain(listed, () if listed or self._fields is None else self._fields.rollout_ids())
+        for rollout_id in asked:
+            state = state_of(connection, rollout_id)
+            if state is None:
+                yield f"no rollout {rollout_id!r} is in this database: check the id and --database"
+            elif state is State.RETIRED:
+                yield f"rollout {rollout_id!r} is retired: its rows are where they were delivered to"

@@ -28,8 +28,10 @@ from token_id_capture.cli.options import (
     report,
 )
 from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import Show, progress_bar
-from token_id_capture.cli.output.units import plural
+from token_id_capture.cli.output.units import SinceOption, plural, since_option
+from token_id_capture.export.compression import compressed, compression_of
 from token_id_capture.finalize.output_file import whole_file
 from token_id_capture.lifecycle import Sequences
 
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
     from token_id_capture.export.columns import Column
     from token_id_capture.export.record_fields import RecordFields
     from token_id_capture.export.run import Exported
+    from token_id_capture.store.read.evidence import Scope
 
 STDOUT = Path("-")
-_LISTED_DAMAGES = 20
+_LISTED = 20
 
 
 class FileFormat(StrEnum):
@@ -63,6 +66,8 @@ class Plan:
     database: str
     output: Path
     file_format: FileFormat
+    overwrite: bool
+    scope: Scope
     per_request: bool
     include_open: bool
     sequences: Sequences
@@ -70,51 +75,87 @@ class Plan:
     jobs: int
 
 
+RolloutsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ROLLOUT]...", help="The rollouts to export; by default all.")
+]
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="The new file: .jsonl, also compressed as .jsonl.gz or .jsonl.zst, or .parquet; - is standard output.",
+    ),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
+FormatOption = Annotated[
+    FileFormat | None, typer.Option("--format", help="By default what the name of the output ends in.")
+]
+PerRequestOption = Annotated[
+    bool, typer.Option("--per-request", help="Each call as a sequence of its own, of masked rollouts too.")
+]
+IncludeOpenOption = Annotated[
+    bool, typer.Option("--include-open", help="Also rollouts that are not frozen, as far as they have come.")
+]
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--records",
+        metavar="ROLLOUTS",
+        help="Rollout records, one JSON object a line: only rollouts that have one are exported.",
+    ),
+]
+FieldsOption = Annotated[
+    str, typer.Option("--fields", metavar="NAMES", help="Fields of the records, as in reward,task or info.score.")
+]
+IdFieldOption = Annotated[
+    str | None, typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id.")
+]
+JobsOption = Annotated[
+    int, typer.Option(min=0, help="Processes that read; 0: one a processor where there are many rollouts.")
+]
+
+
 def export(
     database: DatabaseOption,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="PATH", help="The new file; - writes JSON lines to a pipe.")
-    ],
-    file_format: Annotated[
-        FileFormat | None, typer.Option("--format", help="By default what the name of the output ends in.")
-    ] = None,
-    per_request: Annotated[
-        bool, typer.Option("--per-request", help="Each call as a sequence of its own, of masked rollouts too.")
-    ] = False,
-    include_open: Annotated[
-        bool, typer.Option("--include-open", help="Also rollouts that are not frozen, as far as they have come.")
-    ] = False,
-    records: Annotated[
-        Path | None,
-        typer.Option("--records", metavar="ROLLOUTS", help="Rollout records, one JSON object a line, for --fields."),
-    ] = None,
-    fields: Annotated[
-        str, typer.Option("--fields", metavar="NAMES", help="Fields of the records, as in reward,task or info.score.")
-    ] = "",
-    id_field: Annotated[
-        str | None, typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id.")
-    ] = None,
+    output: OutputOption,
+    rollouts: RolloutsArgument = None,
+    file_format: FormatOption = None,
+    overwrite: OverwriteOption = False,
+    since: SinceOption = None,
+    per_request: PerRequestOption = False,
+    include_open: IncludeOpenOption = False,
+    records: RecordsOption = None,
+    fields: FieldsOption = "",
+    id_field: IdFieldOption = None,
     sequences: SequencesOption = Sequences.MAIN,
     models: ModelsOption = None,
-    jobs: Annotated[
-        int, typer.Option(min=0, help="Processes that read; 0: one a processor where there are many rollouts.")
-    ] = 0,
+    jobs: JobsOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Export the sequences of all rollouts that are in the database.
+    """Export the sequences of rollouts that are in the database.
 
     One row a rollout, or with --sequences all a row for each of its sequences: token_ids, loss_mask and log_probs,
     with where they come from. Only what would be delivered is exported, of frozen rollouts. With --records a
-    sequence ends with the response that was scored. Rollouts that
-    were retired are no longer in the database; their sequences are where they were delivered to. Reads only:
-    nothing is frozen, retired or recorded, also while others write. The output gets its name when it is whole.
-    Exit code 1: something is damaged and was left out, or there is no row, and then no file either; 2: nothing
-    was written.
+    sequence ends with the response that was scored. Rollouts that were retired are no longer in the database; their
+    sequences are where they were delivered to. Reads only: nothing is frozen, retired or recorded, also while others
+    write. The output gets its name when it is whole. Exit code 1: something is damaged and was left out, a rollout
+    that was asked for is not there or has no record, or there is no row, and then no file either; 2: nothing was
+    written.
     """
-    names = _field_names(fields, records)
     plan = Plan(
-        database, output, _format(output, file_format), per_request, include_open, sequences, model_names(models), jobs
+        database=database,
+        output=output,
+        file_format=_format(output, file_format),
+        overwrite=overwrite,
+        scope=_scope(rollouts, since),
+        per_request=per_request,
+        include_open=include_open,
+        sequences=sequences,
+        models=model_names(models),
+        jobs=jobs,
     )
+    names = _field_names(fields, records)
     if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
         fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -131,12 +172,21 @@ def export(
     _summarise(exported, plan, json)
 
 
+def _scope(rollouts: list[str] | None, since: str | None) -> Scope:
+    from token_id_capture.store.read.evidence import Scope
+
+    return Scope(
+        rollout_ids=tuple(map(rollout_argument, rollouts or ())),
+        opened_since=None if since is None else since_option(since),
+    )
+
+
 def _field_names(fields: str, records: Path | None) -> list[str]:
     from token_id_capture.export.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
 
     names = list(dict.fromkeys(name.strip() for name in fields.split(",") if name.strip()))
-    if bool(names) is not bool(records):
-        fail("--records and --fields go together: the records to read, and the fields to take from them")
+    if names and records is None:
+        fail("--fields needs --records: the records to take them from")
     taken = {column.name for column in (*CALL_COLUMNS, *TRAJECTORY_COLUMNS)}.intersection(names)
     if taken:
         fail(f"--fields: {', '.join(sorted(taken))} is a column of the export itself: rename it in the records")
@@ -144,12 +194,15 @@ def _field_names(fields: str, records: Path | None) -> list[str]:
 
 
 def _format(output: Path, chosen: FileFormat | None) -> FileFormat:
+    ending = output.with_suffix("").suffix if compression_of(output) else output.suffix
+    if chosen is FileFormat.PARQUET and compression_of(output):
+        fail(f"{output} would be compressed twice, as Parquet is already: let its name end in .parquet")
     if chosen is not None:
         return chosen
-    if output.suffix.lower() in (".parquet", ".pq"):
+    if ending.lower() in (".parquet", ".pq") and not compression_of(output):
         return FileFormat.PARQUET
-    if output != STDOUT and output.suffix.lower() not in (".jsonl", ".ndjson"):
-        fail(f"--format is needed: the name {output} does not end in .jsonl or .parquet")
+    if output != STDOUT and ending.lower() not in (".jsonl", ".ndjson"):
+        fail(f"--format is needed: the name {output} does not end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     return FileFormat.JSONL
 
 
@@ -196,12 +249,13 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
     columns = (*columns, *(fields.columns() if fields else ()))
     database = database_file(plan.database)
     states = (State.FROZEN, State.OPEN) if plan.include_open else (State.FROZEN,)
-    with _stream(plan.output) as stream:
+    with _stream(plan) as stream:
         writer = Parquet(stream, columns) if plan.file_format is FileFormat.PARQUET else JsonLines(stream)
         exporter = Exporter(
             database,
             writer,
             Choice(plan.per_request, states, plan.sequences, plan.models),
+            scope=plan.scope,
             fields=fields,
             jobs=plan.jobs,
             show=lambda done, total: show("export", done, total),
@@ -213,25 +267,32 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
 
 
 @contextmanager
-def _stream(output: Path) -> Iterator[BinaryIO]:
-    if output == STDOUT:
+def _stream(plan: Plan) -> Iterator[BinaryIO]:
+    if plan.output == STDOUT:
         with output_stream() as stream:
             yield stream
-    else:
-        with whole_file(output) as stream:
-            yield stream
+        return
+    with (
+        whole_file(plan.output, may_replace=lambda path: plan.overwrite) as stream,
+        compressed(stream, compression_of(plan.output)) as written,
+    ):
+        yield written
 
 
 def _summarise(exported: Exported, plan: Plan, json: bool) -> None:
     for line in () if json else _summary(exported, plan):
         report(line)
-    for damage in exported.damaged[:_LISTED_DAMAGES]:
+    for absent in exported.without_rollout[:_LISTED]:
+        report(absent)
+    if len(exported.without_rollout) > _LISTED:
+        report(f"and {len(exported.without_rollout) - _LISTED:,} more; --json lists them all")
+    for damage in exported.damaged[:_LISTED]:
         report(damage)
-    if len(exported.damaged) > _LISTED_DAMAGES:
-        report(f"and {len(exported.damaged) - _LISTED_DAMAGES} more; tokcap verify lists every damage")
+    if len(exported.damaged) > _LISTED:
+        report(f"and {len(exported.damaged) - _LISTED:,} more; tokcap verify lists every damage")
     if not exported.rows:
         report("no row is to be exported, so no file was written" if plan.output != STDOUT else "no row was exported")
-    if exported.damaged or not exported.rows:
+    if exported.damaged or exported.without_rollout or exported.without_record or not exported.rows:
         raise typer.Exit(EXIT_PARTIAL)
 
 
@@ -246,4 +307,4 @@ def _summary(exported: Exported, plan: Plan) -> Iterator[str]:
     if exported.open_rollouts:
         yield f"{exported.open_rollouts:>6,} left out, not frozen: --include-open takes them as they are"
     if exported.without_record:
-        yield f"{exported.without_record:>6,} without a record: their fields are null"
+        yield f"{exported.without_record:>6,} left out, without a record"

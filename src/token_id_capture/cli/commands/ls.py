@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from time import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,13 +9,12 @@ import typer
 from token_id_capture.cli.options import (
     DatabaseOption,
     JsonOption,
-    fail,
     print_json,
     report,
 )
 from token_id_capture.cli.output.database import reading
 from token_id_capture.cli.output.tables import print_table
-from token_id_capture.cli.output.units import parse_duration
+from token_id_capture.cli.output.units import SinceOption, since_option
 from token_id_capture.lifecycle import State
 
 if TYPE_CHECKING:
@@ -37,10 +34,7 @@ def ls(
         bool, typer.Option("--masked", help="Only those whose latest outcome is masked or failed.")
     ] = False,
     incomplete: Annotated[bool, typer.Option("--incomplete", help="Only those with a flag or an open call.")] = False,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only those opened since, as in 90m, 2d or 2026-11-29T18:00."),
-    ] = None,
+    since: SinceOption = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Only those with a call of this model.")
     ] = None,
@@ -58,7 +52,7 @@ def ls(
         state=state,
         masked=masked,
         incomplete=incomplete,
-        opened_since=None if since is None else _seconds(since),
+        opened_since=None if since is None else since_option(since),
         model=model,
     )
     with reading(database) as connection:
@@ -70,19 +64,6 @@ def ls(
         print_table(HEADERS, [_row(summary) for summary in summaries])
     if more:
         report(f"there are more; go on with --after {summaries[-1].rollout_id}")
-
-
-def _seconds(since: str) -> float:
-    """Seconds since the epoch of an age or of a date, local unless it names an offset."""
-    if since[:1].isdigit() and since[-1:].isalpha() and since[-1] != "Z":
-        try:
-            return time() - parse_duration(since)
-        except ValueError as error:
-            fail(f"--since: {error}")
-    try:
-        return datetime.fromisoformat(since).timestamp()
-    except (ValueError, OverflowError, OSError):
-        fail(f"--since: {since!r} is neither an age, as in 90m, 36h or 14d, nor a date, as in 2026-11-29T18:00")
 
 
 def _row(summary: RolloutSummary) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ what it returns is one state of the rollout, whoever writes meanwhile.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _ROLLOUTS_PER_PAGE: Final = 200
 
 # The plus keeps SQLite from the index by state, after which every page would have to be sorted.
 _PAGE = """
-    SELECT rollout_id FROM rollouts WHERE rollout_id > :after AND +state IN ({states}) ORDER BY rollout_id LIMIT :limit
+    SELECT rollout_id FROM rollouts AS r WHERE rollout_id > :after AND +{wanted} ORDER BY rollout_id LIMIT :limit
 """
 _ROLLOUT = """
     SELECT state, version, snapshot_id, opened_at, frozen_at, retired_at,
@@ -60,22 +61,50 @@ class Evidence:
     late_writes: tuple[LateWrite, ...] = ()
 
 
-def rollout_ids(connection: sqlite3.Connection, states: tuple[str, ...]) -> Iterator[str]:
-    """The ids of all rollouts in these states, in their order, a page at a time."""
-    after, statement = "", _PAGE.format(states=_listed(states))
-    while page := connection.execute(statement, {"after": after, "limit": _ROLLOUTS_PER_PAGE}).fetchall():
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which rollouts are meant: all, or those of these ids, and those opened since (seconds since the epoch)."""
+
+    rollout_ids: tuple[str, ...] = ()
+    opened_since: float | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """What the conditions of ``conditions`` name."""
+        return {"since": self.opened_since, "listed": json.dumps(self.rollout_ids)}
+
+    def conditions(self, states: tuple[str, ...]) -> str:
+        """What is true of a rollout that is meant and in one of these states."""
+        listed = ", ".join(f"'{State(state)}'" for state in states)
+        found = [f"r.state IN ({listed})"]
+        if self.rollout_ids:
+            found.append("r.rollout_id IN (SELECT value FROM json_each(:listed))")
+        if self.opened_since is not None:
+            found.append("r.opened_at >= :since")
+        return " AND ".join(found)
+
+
+ALL_ROLLOUTS: Final = Scope()
+
+
+def rollout_ids(connection: sqlite3.Connection, states: tuple[str, ...], scope: Scope = ALL_ROLLOUTS) -> Iterator[str]:
+    """The ids of the rollouts in these states, in their order, a page at a time."""
+    after, statement = "", _PAGE.format(wanted=scope.conditions(states))
+    parameters = {**scope.parameters(), "limit": _ROLLOUTS_PER_PAGE}
+    while page := connection.execute(statement, {**parameters, "after": after}).fetchall():
         yield from (row[0] for row in page)
         after = page[-1][0]
 
 
-def count_rollouts(connection: sqlite3.Connection, states: tuple[str, ...]) -> int:
+def count_rollouts(connection: sqlite3.Connection, states: tuple[str, ...], scope: Scope = ALL_ROLLOUTS) -> int:
     """How many rollouts are in these states."""
-    statement = f"SELECT count(*) FROM rollouts WHERE state IN ({_listed(states)})"
-    return int(connection.execute(statement).fetchone()[0])
+    statement = f"SELECT count(*) FROM rollouts AS r WHERE {scope.conditions(states)}"
+    return int(connection.execute(statement, scope.parameters()).fetchone()[0])
 
 
-def _listed(states: tuple[str, ...]) -> str:
-    return ", ".join(f"'{State(state)}'" for state in states)
+def state_of(connection: sqlite3.Connection, rollout_id: str) -> State | None:
+    """The state of a rollout; None if there is no row of it."""
+    row = connection.execute("SELECT state FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return None if row is None else State(row[0])
 
 
 def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything: bool = True) -> Evidence:
