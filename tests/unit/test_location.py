@@ -12,7 +12,7 @@ import pytest
 
 from token_id_capture.errors import StorageFullError, UnsupportedFileSystemError, UnusableDatabaseError
 from token_id_capture.records import TokenEntry
-from token_id_capture.store import TokenCaptureStore, VolatileStorageWarning
+from token_id_capture.store import TokenCaptureStore, UnknownFileSystemWarning, VolatileStorageWarning
 from token_id_capture.store.file import location
 from token_id_capture.store.file.location import check_file_system, database_path, file_system_of
 
@@ -67,7 +67,8 @@ def test_a_system_without_a_list_of_mounts_says_nothing(tmp_path: Path) -> None:
     "kind",
     [
         *("nfs", "nfs3", "nfs4", "cifs", "smb3", "9p", "virtiofs", "fuse", "fuse.sshfs", "fuse.gcsfuse"),
-        *("ceph", "lustre", "glusterfs", "beegfs", "afs", "vboxsf"),
+        *("ceph", "lustre", "glusterfs", "beegfs", "beegfs_nodev", "afs", "vboxsf", "gpfs", "wekafs", "panfs"),
+        *("pvfs2", "orangefs", "gfs2", "ocfs2", "dvs", "fakeowner", "prl_fs", "vmhgfs", "drvfs"),
     ],
 )
 def test_a_network_or_pass_through_file_system_is_refused_with_what_to_do(
@@ -84,6 +85,12 @@ def test_a_local_file_system_is_taken_without_a_word(
 ) -> None:
     monkeypatch.setattr(location, "file_system_of", lambda path: kind)
     check_file_system(tmp_path / "captures.db")
+
+
+def test_a_file_system_that_nobody_knows_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(location, "file_system_of", lambda path: "futurefs")
+    with pytest.warns(UnknownFileSystemWarning, match="lies on futurefs"):
+        check_file_system(tmp_path / "captures.db")
 
 
 async def test_nothing_is_created_on_a_refused_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

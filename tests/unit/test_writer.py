@@ -21,6 +21,7 @@ from token_id_capture.errors import (
 )
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.codec import pack
 from token_id_capture.store.write.queue import Batch, Job
 from token_id_capture.store.write.writer import Writer
 
@@ -234,3 +235,8 @@ async def test_a_repeated_put_after_the_freeze_leaves_the_evidence_as_it_is(stor
     await store.put(entry("a"))
     assert [intent.model_call_id for intent in (await store.describe_rollout("first")).intents] == ["a"]
     assert await store.freeze("first") == frozen
+
+
+async def test_a_call_counts_in_the_queue_with_its_content() -> None:
+    more = {"output_items": [{"text": "x" * 2_000_000}], "routed_experts": list(range(100_000)), "more": "y" * 500_000}
+    assert pack(entry("large").model_copy(update=more)).size > 2_600_000

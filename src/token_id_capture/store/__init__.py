@@ -14,6 +14,7 @@ from token_id_capture.store.file.location import DATABASE_NAME
 from token_id_capture.store.file.warnings import (
     PinnedWalWarning,
     StoreWarning,
+    UnknownFileSystemWarning,
     VolatileStorageWarning,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "RolloutSummary",
     "StoreWarning",
     "TokenCaptureStore",
+    "UnknownFileSystemWarning",
     "VolatileStorageWarning",
     "make_token_store",
     "validate_rollout_id",

@@ -34,6 +34,9 @@ _STORED_IN_COLUMNS = {
     *("output_items", "token_item_index"),
     *ORIGIN_FIELDS,
 }
+WRITE_BYTES = 1024
+"""What a write takes beside its content, in bytes."""
+
 _LENGTHS = struct.Struct("<5Q")
 
 UNREADABLE = (AttributeError, TypeError, ValueError, zlib.error)
@@ -73,8 +76,9 @@ class PackedEntry:
 
     @property
     def size(self) -> int:
-        """Bytes that the entry holds on to while it waits."""
-        return 4 * (len(self.prompt) - self.prefix_length) + 12 * len(self.generation) + 1024
+        """Bytes of content that the entry holds on to while it waits."""
+        texts = len(self.columns["content"]) + len(self.columns["extras"]) + len(self.columns["routed_experts"] or b"")
+        return 4 * (len(self.prompt) - self.prefix_length) + 12 * len(self.generation) + texts
 
     def row(self, stored_at: float, writer_id: str) -> dict[str, Any]:
         """The values of the row's columns."""

@@ -21,7 +21,7 @@ from token_id_capture.lifecycle import UNTOLD, CallOrigin, Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.records import TokenEntry, validate_rollout_id
-from token_id_capture.store.codec import pack, validated
+from token_id_capture.store.codec import WRITE_BYTES, pack, validated
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import translated
 from token_id_capture.store.file.location import FREE_SPACE_FLOOR, database_path
@@ -171,7 +171,8 @@ class TokenCaptureStore:
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
         """Flag the rollout; ``reason`` may go on with ``": "`` and particulars."""
         code, detail = reasons.split_reason(reason or reasons.UNSPECIFIED)
-        await self._write(_MARK, writes.Mark(validate_rollout_id(rollout_id), model_call_id, code, detail))
+        mark = writes.Mark(validate_rollout_id(rollout_id), model_call_id, code, detail)
+        await self._write(_MARK, mark, len(detail))
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """Record that a call is about to be dispatched."""
@@ -229,18 +230,14 @@ class TokenCaptureStore:
         return dropped
 
     async def record_outcome(
-        self,
-        snapshot_id: str,
-        version: int,
-        outcome: str,
-        reason: str = "",
-        metrics: Mapping[str, Any] | None = None,
+        self, snapshot_id: str, version: int, outcome: str, reason: str = "", metrics: Mapping[str, Any] | None = None
     ) -> None:
         """Append a consumer's outcome on a snapshot."""
         if outcome not in snapshot.RECORDED_BY_CONSUMERS:
             raise ValueError(f"unknown outcome {outcome!r}: it is one of {', '.join(snapshot.RECORDED_BY_CONSUMERS)}")
         details = orjson.dumps(dict(metrics or {}), option=orjson.OPT_SORT_KEYS).decode()
-        await self._write(_OUTCOME, snapshot.NewOutcome(snapshot_id, version, Outcome(outcome), reason, details))
+        new = snapshot.NewOutcome(snapshot_id, version, Outcome(outcome), reason, details)
+        await self._write(_OUTCOME, new, len(details))
 
     # Administration
 
@@ -329,8 +326,8 @@ class TokenCaptureStore:
 
     # Connections
 
-    async def _write(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
-        return await self._live_writer().submit(operation, payload, size)
+    async def _write(self, operation: Operation, payload: Any, content: int = 0) -> Any:
+        return await self._live_writer().submit(operation, payload, WRITE_BYTES + content)
 
     def _live_writer(self) -> Writer:
         self._check_process()

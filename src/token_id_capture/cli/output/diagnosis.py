@@ -109,7 +109,7 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
 
 
 def _judge_file(health: Health, diagnosis: Diagnosis) -> None:
-    from token_id_capture.store.file.location import is_refused, is_volatile
+    from token_id_capture.store.file.location import is_known, is_refused, is_volatile
 
     file = health.file
     if file.structure_damage:
@@ -129,6 +129,11 @@ def _judge_file(health: Health, diagnosis: Diagnosis) -> None:
     if file.file_system and is_refused(file.file_system):
         diagnosis.findings.append(
             f"the file lies on {file.file_system}, where WAL mode loses data: move it to a local disk."
+        )
+    if file.file_system and not is_known(file.file_system):
+        diagnosis.notes.append(
+            f"the file lies on {file.file_system}, which this release does not know: it must be a disk of this machine "
+            "that no other machine shares."
         )
     if file.file_system and is_volatile(file.file_system):
         diagnosis.notes.append(f"the file lies on {file.file_system}: a restart of the machine loses it.")

@@ -14,18 +14,24 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from token_id_capture.errors import UnsupportedFileSystemError, UnusableDatabaseError
-from token_id_capture.store.file.warnings import VolatileStorageWarning, warn
+from token_id_capture.store.file.warnings import UnknownFileSystemWarning, VolatileStorageWarning, warn
 
 DATABASE_NAME: Final = "token_captures.db"
 
 FREE_SPACE_FLOOR: Final = 64 * 2**20
 """Bytes that are left free on the disk: no call begins or is stored beyond, and flags and freezes still fit."""
 
-_REFUSED: Final = (
-    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "lustre"),
-    *("nfs", "smb", "smb3", "smbfs", "vboxsf", "virtiofs"),
-)
 _VOLATILE: Final = ("tmpfs", "ramfs")
+_LOCAL: Final = (
+    *("apfs", "aufs", "bcachefs", "btrfs", "ecryptfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2"),
+    *("overlay", "reiserfs", "ufs", "xfs", "zfs", *_VOLATILE),
+)
+# Their names alone, or with a version behind: nfs4, smb3, beegfs_nodev.
+_SHARED: Final = (
+    *("9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "cvfs", "drvfs", "dvs", "fakeowner", "fuse.", "gfs"),
+    *("gluster", "gpfs", "lustre", "mmfs", "ncpfs", "nfs", "ocfs", "orangefs", "panfs", "prl_fs", "pvfs", "smb"),
+    *("vboxsf", "virtiofs", "vmhgfs", "weka"),
+)
 
 
 def database_path(database: str | Path) -> Path:
@@ -81,7 +87,7 @@ def missing(path: Path) -> UnusableDatabaseError:
 
 
 def check_file_system(path: Path) -> None:
-    """Refuse a place where WAL mode loses data; warn where a restart of the machine does.
+    """Refuse a place where WAL mode loses data; warn where a restart of the machine does, or where nobody knows.
 
     Raises:
         UnsupportedFileSystemError: a network or pass-through file system.
@@ -94,6 +100,12 @@ def check_file_system(path: Path) -> None:
             f"{path} lies on {kind}, where several processes cannot share a WAL database without losing data. "
             "Put it on a local disk of this machine, and copy it afterwards with tokcap backup."
         )
+    if not is_known(kind):
+        warn(
+            f"{path} lies on {kind}, a file system that this release does not know: WAL mode needs one on a disk of "
+            "this machine, shared with no other. Ask whoever runs it, or use a local disk.",
+            UnknownFileSystemWarning,
+        )
     if is_volatile(kind):
         warn(
             f"{path} lies on {kind}: a restart of the machine loses it. Use a disk for runs that matter.",
@@ -103,9 +115,12 @@ def check_file_system(path: Path) -> None:
 
 def is_refused(kind: str) -> bool:
     """Whether WAL mode loses data on this type of file system."""
-    family = kind.partition(".")[0]
-    # nfs4, nfsd: any protocol version.
-    return family in _REFUSED or family.startswith("nfs")
+    return kind == "fuse" or (kind not in _LOCAL and kind.startswith(_SHARED))
+
+
+def is_known(kind: str) -> bool:
+    """Whether it is certain that WAL mode works on this type of file system, or that it does not."""
+    return kind in _LOCAL or is_refused(kind)
 
 
 def is_volatile(kind: str) -> bool:

@@ -13,6 +13,10 @@ class PinnedWalWarning(StoreWarning):
     """A reader keeps the write-ahead log from being emptied, so it grows."""
 
 
+class UnknownFileSystemWarning(StoreWarning):
+    """The database lies on a file system of which nobody here knows whether WAL mode is safe on it."""
+
+
 class VolatileStorageWarning(StoreWarning):
     """The database lies in memory: a restart of the machine loses it."""
 
