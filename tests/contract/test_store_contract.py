@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, UnknownRolloutError
 from token_id_capture.protocols import TokenCaptureSnapshot, TokenSink, TokenSource
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.contract import CaptureContract
+from token_id_capture.testing.memory_store import MemoryRollout, MemoryStore
 from token_id_capture.tokens import LogProbs
 
 
@@ -27,103 +27,9 @@ class TestTokenCaptureStore(CaptureContract):
             yield store, store
 
 
-class Rollout:
-    def __init__(self) -> None:
-        self.entries: dict[str, TokenEntry] = {}
-        self.intents: set[str] = set()
-        self.marks = 0
-        self.frozen_id = ""
-        self.frozen_version = 0
-        self.outcome = ""
-        self.retired: tuple[str, int] | None = None
-
-
-class MemoryStore:
-    """The shortest implementation that keeps every promise but durability; a dictionary for a disk."""
-
-    def __init__(self, rollouts: dict[str, Rollout]) -> None:
-        self.rollouts = rollouts
-
-    def live(self, rollout_id: str, action: str) -> Rollout:
-        rollout = self.rollouts.setdefault(rollout_id, Rollout())
-        if rollout.retired:
-            raise RolloutRetiredError(rollout_id, action)
-        return rollout
-
-    async def put(self, entry: TokenEntry) -> None:
-        rollout = self.live(entry.rollout_id, "put")
-        known = rollout.entries.get(entry.model_call_id)
-        if known is not None and known != entry:
-            rollout.marks += 1
-            raise ConflictingEntryError(entry.rollout_id, entry.model_call_id)
-        if known is None and rollout.frozen_id:
-            raise RolloutFrozenError(entry.rollout_id, entry.model_call_id)
-        rollout.entries.setdefault(entry.model_call_id, entry)
-        rollout.intents.discard(entry.model_call_id)
-
-    async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
-        rollout = self.live(rollout_id, "begin_call")
-        if rollout.frozen_id:
-            raise RolloutFrozenError(rollout_id, model_call_id)
-        rollout.intents.add(model_call_id)
-
-    async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
-        rollout = self.live(rollout_id, "refuse_call")
-        if rollout.frozen_id:
-            raise RolloutFrozenError(rollout_id, model_call_id)
-        rollout.intents.discard(model_call_id)
-
-    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
-        self.live(rollout_id, "mark_incomplete").marks += 1
-
-    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        if rollout_id not in self.rollouts:
-            return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        rollout = self.live(rollout_id, "freeze")
-        rollout.frozen_id = rollout.frozen_id or f"snapshot of {rollout_id} {id(rollout)}"
-        rollout.frozen_version = rollout.marks
-        incomplete = bool(rollout.marks or rollout.intents)
-        entries = tuple(rollout.entries.values())
-        return TokenCaptureSnapshot(rollout_id, entries, incomplete, rollout.frozen_id, rollout.marks)
-
-    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        rollout = self.rollouts.get(rollout_id, Rollout())
-        if rollout.retired:
-            return rollout.retired == (snapshot_id, version)
-        if not snapshot_id or (snapshot_id, version) != (rollout.frozen_id, rollout.marks):
-            return False
-        if version != rollout.frozen_version or rollout.outcome in ("masked", "failed"):
-            return False
-        rollout.entries, rollout.retired = {}, (snapshot_id, version)
-        return True
-
-    async def record_outcome(
-        self,
-        snapshot_id: str,
-        version: int,
-        outcome: str,
-        reason: str = "",
-        metrics: Mapping[str, Any] | None = None,
-    ) -> None:
-        if outcome not in ("delivered", "masked", "failed"):
-            raise ValueError(f"unknown outcome {outcome}")
-        for rollout in self.rollouts.values():
-            if (rollout.frozen_id, rollout.marks) == (snapshot_id, version):
-                rollout.outcome = outcome
-                return
-        raise UnknownRolloutError(snapshot_id)
-
-    async def delete(self, rollout_ids: list[str]) -> None:
-        for rollout_id in rollout_ids:
-            self.rollouts.pop(rollout_id, None)
-
-    async def close(self) -> None:
-        pass
-
-
 class TestMemoryStore(CaptureContract):
     kind: type[MemoryStore] = MemoryStore
-    disks: ClassVar[dict[Path, dict[str, Rollout]]] = {}
+    disks: ClassVar[dict[Path, dict[str, MemoryRollout]]] = {}
 
     @asynccontextmanager
     async def open_store(self, directory: Path) -> AsyncIterator[tuple[TokenSink, TokenSource]]:
@@ -228,25 +134,25 @@ class MarksOnce(MemoryStore):
 
 class DropsAnyVersion(MemoryStore):
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        rollout = self.rollouts.get(rollout_id, Rollout())
+        rollout = self.rollouts.get(rollout_id, MemoryRollout())
         return await super().drop(rollout_id, snapshot_id=snapshot_id, version=rollout.marks)
 
 
 class DropsAVersionThatNoFreezeGave(MemoryStore):
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        self.rollouts.get(rollout_id, Rollout()).frozen_version = version
+        self.rollouts.get(rollout_id, MemoryRollout()).frozen_version = version
         return await super().drop(rollout_id, snapshot_id=snapshot_id, version=version)
 
 
 class DropsAnySnapshot(MemoryStore):
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        rollout = self.rollouts.get(rollout_id, Rollout())
+        rollout = self.rollouts.get(rollout_id, MemoryRollout())
         return await super().drop(rollout_id, snapshot_id=rollout.frozen_id, version=version)
 
 
 class DropsOnlyOnce(MemoryStore):
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        retired = self.rollouts.get(rollout_id, Rollout()).retired
+        retired = self.rollouts.get(rollout_id, MemoryRollout()).retired
         return not retired and await super().drop(rollout_id, snapshot_id=snapshot_id, version=version)
 
 
@@ -260,7 +166,7 @@ class LeavesNoTombstone(MemoryStore):
 
 class IgnoresOutcomes(MemoryStore):
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        self.rollouts.get(rollout_id, Rollout()).outcome = ""
+        self.rollouts.get(rollout_id, MemoryRollout()).outcome = ""
         return await super().drop(rollout_id, snapshot_id=snapshot_id, version=version)
 
 
@@ -277,7 +183,7 @@ class DeletesOnlyEntries(MemoryStore):
 
 
 class KeepsToItself(MemoryStore):
-    def __init__(self, rollouts: dict[str, Rollout]) -> None:
+    def __init__(self, rollouts: dict[str, MemoryRollout]) -> None:
         super().__init__({})
 
 
@@ -328,7 +234,7 @@ class BareStore:
 
 
 class BareContract(CaptureContract):
-    disks: ClassVar[dict[Path, dict[str, Rollout]]] = {}
+    disks: ClassVar[dict[Path, dict[str, MemoryRollout]]] = {}
 
     @asynccontextmanager
     async def open_store(self, directory: Path) -> AsyncIterator[tuple[TokenSink, TokenSource]]:

@@ -1,9 +1,9 @@
 """What users need to test against this package, and this package to test itself.
 
 ``policy`` is a small model with exact log probabilities, ``engine`` serves it as vLLM would,
-``serving`` puts that on a port, ``agent`` is a harness that talks to it, and ``contract`` is the suite
-that every store must pass. ``replay`` tries a engine adapter for an engine on recorded traffic. Import the
-module that you need; this package itself loads nothing.
+``serving`` puts that on a port, and ``agent`` is a harness that talks to it. ``contract`` is the suite
+that every store must pass, and ``memory_store`` one that passes it without a disk. ``replay`` tries an
+engine adapter on recorded traffic. Import the module that you need; this package itself loads nothing.
 """
 
 import sys
