@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from time import perf_counter
 
 import aiohttp
@@ -23,6 +23,8 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 CALLS = 25
 # Some three bare proxies' time goes into two transactions and what they wait for; 40 ms would be thirty.
 LIMIT = 12.0
+# Each transaction waits for one; others that use the disk may double it.
+SYNCS = 4
 
 
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
@@ -53,6 +55,7 @@ async def test_a_single_call_takes_a_few_times_as_long_as_through_a_bare_proxy(
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     from benchmark.gateway.bare import bare_proxy
+    from benchmark.measure import fsync_seconds
 
     async with replay_engine() as engine, aiohttp.ClientSession() as session:
         engine.handler = answering(chat([5, 6], [-0.1, -0.2]))
@@ -69,6 +72,10 @@ async def test_a_single_call_takes_a_few_times_as_long_as_through_a_bare_proxy(
             serving(tmp_path / "captures.db", engine.url, "--engine", "vllm") as ours,
         ):
             urls = (bare + CHAT, ours.url + ours.base() + CHAT)
+            syncs = [fsync_seconds(tmp_path)]
             times = [[await call(url) for url in urls] for _ in range(CALLS)]
-    through_bare, through_ours = map(median, zip(*times, strict=True))
-    assert through_ours < LIMIT * through_bare, f"{through_ours * 1e3:.1f} ms, {through_bare * 1e3:.1f} ms"
+            syncs.append(fsync_seconds(tmp_path))
+    # The quarter that was served fastest: a wait for an acknowledgement would be in every call.
+    through_bare, through_ours = (quantiles(of_one, n=4)[0] for of_one in zip(*times, strict=True))
+    limit = LIMIT * through_bare + SYNCS * max(syncs)
+    assert through_ours < limit, f"{through_ours * 1e3:.1f} ms, limit {limit * 1e3:.1f} ms"
