@@ -9,6 +9,7 @@ from typing import Any, Final
 from token_id_capture.builder.chains import Chain
 from token_id_capture.builder.projections import Trajectory
 from token_id_capture.builder.sequences import Sequence
+from token_id_capture.provenance import Mode
 from token_id_capture.records import TokenEntry, media_of
 from token_id_capture.tokens import LogProbs, TokenIds
 
@@ -25,7 +26,9 @@ class TrainingRow:
     which both differ; None if it departs from none. ``agent`` is who speaks, ``purpose`` what for, None
     where the harness does not tell. ``segment`` counts how often the agent's conversation was compacted
     before, and ``cause`` says why the sequence starts anew, None for the first. ``multimodal`` says that its tokens
-    stand for images, sounds or files too, which a trainer has to get from elsewhere.
+    stand for images, sounds or files too, which a trainer has to get from elsewhere. ``continuity`` is the policy
+    of ``--continuity`` by which prompts of the row were made of the tokens of earlier calls; None where the
+    chat template made all of them.
 
     ``finish_reason`` is that of the last answer, and ``truncated`` says that a limit cut it off.
     ``prompt_length`` counts the tokens before the first answer. ``turn_spans`` has an object an answer:
@@ -48,6 +51,7 @@ class TrainingRow:
     segment: int
     cause: str | None
     multimodal: bool
+    continuity: str | None
     mask_reason: str | None
     finish_reason: str | None
     truncated: bool
@@ -68,6 +72,7 @@ class TrainingRow:
 def lineage(sequence: Sequence, index: int, count: int) -> dict[str, Any]:
     """How a sequence hangs together with the others of its rollout: fields of ``TrainingRow``."""
     origin = sequence.origin
+    made = [call.continuity for call in sequence.calls]
     return {
         "sequence": index,
         "sequences": count,
@@ -78,6 +83,7 @@ def lineage(sequence: Sequence, index: int, count: int) -> dict[str, Any]:
         "segment": sequence.segment,
         "cause": sequence.cause,
         "multimodal": any(map(media_of, sequence.calls)),
+        "continuity": next((one.policy.value for one in made if one and one.mode is Mode.SPLICED), None),
     }
 
 

@@ -14,6 +14,7 @@ from token_id_capture import reasons
 from token_id_capture.builder import Divergence
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
+from token_id_capture.explanation.continuity import continuity_notes
 from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, explain_divergence
 from token_id_capture.explanation.remedies import (
     CALLED_AND_LOST,
@@ -88,7 +89,7 @@ def explain(rollout: StoredRollout, decode: Decode | None = None) -> Explanation
         build.outcome,
         _headline(rollout, build),
         tuple(found),
-        (*_contradictions(rollout, build), *_notes(rollout, tree)),
+        (*_contradictions(rollout, build), *_notes(rollout, tree), *_on_continuity(rollout, found)),
         tree,
     )
 
@@ -249,6 +250,11 @@ def _notes(rollout: StoredRollout, tree: CallTree | None) -> Iterator[str]:
         refused = counted(len(rollout.refused_calls), "call was", "calls were")
         yield f"{refused} refused by the engine before it generated anything; that is no hole."
     yield from _late(rollout)
+
+
+def _on_continuity(rollout: StoredRollout, found: Sequence[Finding]) -> Iterator[str]:
+    causes = {suspicion.cause for finding in found for _, suspicion in finding.divergences}
+    return continuity_notes(rollout.snapshot.entries, causes)
 
 
 def _left_out(tree: CallTree) -> Iterator[str]:

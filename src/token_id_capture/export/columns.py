@@ -49,6 +49,7 @@ _LINEAGE: Final = (
     Column("segment", Kind.INTEGER, "how often the agent's conversation was compacted before"),
     Column("cause", Kind.TEXT, "why the sequence starts anew; null for the first"),
     Column("multimodal", Kind.FLAG, "whether its tokens stand for images, sounds or files too"),
+    Column("continuity", Kind.TEXT, "the policy by which prompts were made of earlier tokens; null without"),
 )
 _SEQUENCE: Final = (
     Column("token_ids", Kind.TOKEN_IDS, "the whole sequence"),
@@ -79,6 +80,7 @@ CALL_COLUMNS: Final = (
     Column("model", Kind.TEXT, "its model"),
     Column("weight_version", Kind.TEXT, "the weights that sampled it"),
     Column("finish_reason", Kind.TEXT, "why the generation ended"),
+    Column("continuity", Kind.TEXT, "how the prompt was made with --continuity; null without"),
     Column("created_at", Kind.NUMBER, "when it was recorded, in seconds since the epoch"),
     Column("prompt_length", Kind.INTEGER, "tokens of the prompt"),
     Column("generation_length", Kind.INTEGER, "sampled tokens"),

@@ -64,6 +64,7 @@ def call_rows(evidence: Evidence) -> Iterator[Row]:
             "model": entry.model,
             "weight_version": entry.weight_version,
             "finish_reason": entry.finish_reason,
+            "continuity": None if entry.continuity is None else entry.continuity.outcome,
             "created_at": entry.created_at,
             "prompt_length": len(entry.prompt_token_ids),
             "generation_length": len(entry.generation_token_ids),

@@ -60,6 +60,11 @@ class RolloutPage:
     tokens: TokenData | None
     evidence: Evidence
 
+    @property
+    def continuity(self) -> bool:
+        """Whether it is told of any call how its prompt was made."""
+        return any(row.call.entry.continuity is not None for row in self.calls)
+
 
 def rollout_page(
     evidence: Evidence, explained: Explanation, made_at: float, decode: Decode | None = None

@@ -90,10 +90,12 @@ def _print_tree(tree: CallTree) -> None:
 def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
     # Call ids are long and say nothing; a number tells which call another one continues.
     number_of = {call.model_call_id: number for number, call in enumerate(detail.calls, 1)}
+    continuity = any(call.continuity is not None for call in detail.calls)
+    named = ("#", "continues", "shared", "prompt", "generated", "call", "agent", "for", "model", "finish")
     return [
         (
             "calls",
-            ("#", "continues", "shared", "prompt", "generated", "call", "agent", "for", "model", "finish", "created"),
+            (*named, *(("continuity",) if continuity else ()), "created"),
             [
                 (
                     number,
@@ -106,6 +108,7 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
                     call.origin.purpose,
                     call.model,
                     call.finish_reason,
+                    *((call.continuity,) if continuity else ()),
                     local_time(call.created_at),
                 )
                 for number, call in enumerate(detail.calls, 1)

@@ -70,7 +70,10 @@ _ORIGIN: Final = ", ".join(ORIGIN_FIELDS)
 _ORIGIN_WIDTH: Final = len(ORIGIN_FIELDS)
 _CALLS = f"""
     SELECT model_call_id, prefix_call_id, prefix_length, prompt_length, generation_length, model, finish_reason,
-           created_at, {_ORIGIN}
+           created_at,
+           coalesce(nullif(json_extract(extras, '$.continuity.reason'), ''),
+                    json_extract(extras, '$.continuity.mode')),
+           {_ORIGIN}
     FROM entries WHERE rollout_id = :rollout ORDER BY rowid
 """
 _FLAGS = f"""

@@ -34,7 +34,10 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True)
 class CallSummary:
-    """One stored call, without its tokens."""
+    """One stored call, without its tokens.
+
+    ``continuity`` is how its prompt was made with ``--continuity``: the mode, or why the template made it.
+    """
 
     model_call_id: str
     prefix_call_id: str | None
@@ -44,6 +47,7 @@ class CallSummary:
     model: str
     finish_reason: str | None
     created_at: float
+    continuity: str | None = None
     origin: CallOrigin = UNTOLD
 
 
