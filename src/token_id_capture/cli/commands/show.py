@@ -21,9 +21,10 @@ from token_id_capture.cli.output.tables import print_table
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
 
     from token_id_capture.explanation import CallTree
-    from token_id_capture.store import RolloutDetail
+    from token_id_capture.store import CallSummary, RolloutDetail
 
 
 def show(
@@ -87,33 +88,34 @@ def _print_tree(tree: CallTree) -> None:
         print(printable(line))
 
 
-def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+def _calls(calls: Sequence[CallSummary]) -> tuple[str, tuple[str, ...], list[tuple[object, ...]]]:
     # Call ids are long and say nothing; a number tells which call another one continues.
-    number_of = {call.model_call_id: number for number, call in enumerate(detail.calls, 1)}
-    continuity = any(call.continuity is not None for call in detail.calls)
+    number_of = {call.model_call_id: number for number, call in enumerate(calls, 1)}
+    continuity = any(call.continuity is not None for call in calls)
     named = ("#", "continues", "shared", "prompt", "generated", "call", "agent", "for", "model", "finish")
-    return [
+    rows: list[tuple[object, ...]] = [
         (
-            "calls",
-            (*named, *(("continuity",) if continuity else ()), "created"),
-            [
-                (
-                    number,
-                    number_of.get(call.prefix_call_id or ""),
-                    call.prefix_length,
-                    call.prompt_length,
-                    call.generation_length,
-                    call.model_call_id,
-                    call.origin.agent,
-                    call.origin.purpose,
-                    call.model,
-                    call.finish_reason,
-                    *((call.continuity,) if continuity else ()),
-                    local_time(call.created_at),
-                )
-                for number, call in enumerate(detail.calls, 1)
-            ],
-        ),
+            number,
+            number_of.get(call.prefix_call_id or ""),
+            call.prefix_length,
+            call.prompt_length,
+            call.generation_length,
+            call.model_call_id,
+            call.origin.agent,
+            call.origin.purpose,
+            call.model,
+            call.finish_reason,
+            *((call.continuity,) if continuity else ()),
+            local_time(call.created_at),
+        )
+        for number, call in enumerate(calls, 1)
+    ]
+    return "calls", (*named, *(("continuity",) if continuity else ()), "created"), rows
+
+
+def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+    return [
+        _calls(detail.calls),
         (
             "flags",
             ("call", "agent", "reason", "detail", "flagged"),
