@@ -147,8 +147,9 @@ def test_the_trajectory_row_that_is_shown_has_the_fields_of_a_real_one(tokcap: R
     assert list(json.loads(output.read_text())) == list(shown)
     assert len(shown["token_ids"]) == len(shown["loss_mask"]) == len(shown["log_probs"])
     rows = (ROOT / "docs" / "rows.md").read_text("utf-8")
-    described = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", rows.partition("## `--format trajectory`")[2], re.MULTILINE)
-    fields = {name for row in described[:17] for name in re.findall(r"\w+", row)}
+    table = rows.partition("## `--format trajectory`")[2].partition("```json")[0]
+    described = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", table, re.MULTILINE)
+    fields = {name for row in described for name in re.findall(r"\w+", row)}
     assert fields == set(shown) - {"_ng_task_index", "_ng_rollout_index", "reward", "_ng_token_capture"}
 
 
