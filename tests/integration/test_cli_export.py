@@ -109,7 +109,7 @@ def test_each_frozen_unmasked_rollout_is_one_row(tokcap: RunTokcap, database: Pa
         "state": "frozen",
         "outcome": "delivered",
         **dict.fromkeys(("parent", "parent_token", "agent", "purpose", "cause")),
-        **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False},
+        **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False, "continuity": None},
         "calls": 2,
         "model": "policy",
         **{"finish_reason": "stop", "truncated": False, "prompt_length": 2, "sampling": None, "log_probs_mode": None},

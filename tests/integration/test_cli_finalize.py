@@ -72,7 +72,7 @@ def test_a_trajectory_row_is_flat_and_keeps_all_but_the_response(bench: Bench) -
         **given,
         "rollout_id": "0-0",
         **dict.fromkeys(("parent", "parent_token", "agent", "purpose", "cause")),
-        **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False},
+        **{"sequence": 0, "sequences": 1, "segment": 0, "multimodal": False, "continuity": None},
         **{name: row[name] for name in ("finish_reason", "truncated", "prompt_length", "turn_spans")},
         **{"sampling": None, "log_probs_mode": None, "weight_versions": []},
         "token_ids": SEQUENCE,
