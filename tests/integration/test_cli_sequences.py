@@ -151,7 +151,7 @@ def test_models_that_are_not_named_get_no_loss(bench: Bench) -> None:
     assert bench.finalize("--models", " , ").returncode == 2
 
 
-def test_the_summary_tells_why_rollouts_have_several_roots(bench: Bench) -> None:
+def test_it_is_told_and_counted_why_rollouts_have_several_roots(bench: Bench, tmp_path: Path) -> None:
     capture(bench, range(2))
     bench.write(*(record(task) for task in range(2)))
     done = bench.finalize("--format", "trajectory")
@@ -160,3 +160,13 @@ def test_the_summary_tells_why_rollouts_have_several_roots(bench: Bench) -> None
         "tokcap:      2 sequences began anew: retokenization",
         "tokcap:      2 sequences began anew: sub_agent",
     ]
+    listed = bench.tokcap("ls", "-d", bench.database).stdout
+    assert "masked: multiple_roots: retokenization 1, sub_agent 1" in listed
+    query = "SELECT DISTINCT latest_reason, latest_causes FROM rollout_overview"
+    told = bench.tokcap("sql", query, "-d", bench.database, "--json")
+    assert json.loads(told.stdout) == [
+        {"latest_reason": "multiple_roots", "latest_causes": "retokenization 1, sub_agent 1"}
+    ]
+    page = tmp_path / "page.html"
+    assert bench.tokcap("report", "--all", "-d", bench.database, "-o", page).returncode == 0
+    assert "retokenization 2, sub_agent 2" in page.read_text()

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from token_id_capture.builder.masks import SPLIT_BY_CAUSE
 from token_id_capture.explanation.remedies import SENTENCES
 from token_id_capture.explanation.wording import counted
 from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.report.charts import BarChart, Slots, draw_bars, short_number
 
 if TYPE_CHECKING:
-    from token_id_capture.store.read.history import FlagCount, KeptEvidence, OutcomeCount
+    from token_id_capture.store.read.history import CauseCount, FlagCount, KeptEvidence, OutcomeCount
 
 OUTCOMES: Final = (Outcome.DELIVERED, Outcome.MASKED, Outcome.FAILED)
 
@@ -29,6 +30,7 @@ class History:
     states: dict[str, int]
     flags: Sequence[FlagCount]
     open_calls: int
+    causes: Sequence[CauseCount]
     kept: Sequence[KeptEvidence]
     more_kept: bool
 
@@ -177,9 +179,16 @@ def _reason_bars(history: History) -> tuple[ReasonBar, ...]:
     counts = _reason_counts(history)
     most = max(counts.values(), default=1)
     return tuple(
-        ReasonBar(reason, SENTENCES.get(reason, ""), count, round(100 * count / most, 2))
+        ReasonBar(reason, SENTENCES.get(reason, ""), count, round(100 * count / most, 2), _causes(history, reason))
         for reason, count in counts.most_common()
     )
+
+
+def _causes(history: History, reason: str) -> str:
+    """Why sequences began anew in the rollouts that were masked for that."""
+    if reason not in SPLIT_BY_CAUSE:
+        return ""
+    return ", ".join(f"{one.cause} {one.beginnings:,}" for one in history.causes if one.reason == reason)
 
 
 def _flag_bars(history: History) -> tuple[ReasonBar, ...]:

@@ -75,5 +75,5 @@ def _row(summary: RolloutSummary) -> tuple[object, ...]:
         summary.prompt_tokens_longest,
         summary.generated_tokens,
         f"{summary.flags}+{summary.open_intents}" if summary.open_intents else summary.flags,
-        ": ".join(filter(None, (summary.outcome, summary.reason))),
+        ": ".join(filter(None, (summary.outcome, summary.reason, summary.causes))),
     )

@@ -84,6 +84,7 @@ def _overview(database: str) -> str:
             slots=slots,
             outcomes=[] if slots is None else history.outcome_counts(connection, slots.start, slots.width),
             states=history.state_counts(connection),
+            causes=history.cause_counts(connection),
             flags=history.flag_counts(connection),
             open_calls=history.open_calls(connection),
             kept=kept[:_KEPT_EVIDENCE],

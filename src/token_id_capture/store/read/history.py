@@ -13,16 +13,18 @@ from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.store.outcome_order import FORBIDS_TRAINING, latest_of
 
 # An administrator's release says nothing about a build, so what was decided before it counts.
-_LATEST: Final = f"""
-    FROM build_outcomes AS o
-    WHERE o.outcome_id = {latest_of("o.snapshot_id", f"l.outcome <> '{Outcome.RELEASED}'")}
-"""
+_IS_LATEST: Final = f"""o.outcome_id = {latest_of("o.snapshot_id", f"l.outcome <> '{Outcome.RELEASED}'")}"""
+_LATEST: Final = f"FROM build_outcomes AS o WHERE {_IS_LATEST}"
 _SPAN = f"SELECT min(recorded_at), max(recorded_at) FROM build_outcomes WHERE outcome <> '{Outcome.RELEASED}'"
 _COUNTS = f"""
     SELECT CAST((o.recorded_at - :start) / :width AS INTEGER) AS slot, o.outcome, o.reason, count(*),
            coalesce(sum(json_extract(o.metrics, '$.generated_tokens_captured')), 0),
            coalesce(sum(json_extract(o.metrics, '$.generated_tokens_delivered')), 0)
     {_LATEST} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
+_CAUSES = f"""
+    SELECT o.reason, j.key, sum(j.value) FROM build_outcomes AS o JOIN json_each(o.metrics, '$.causes') AS j
+    WHERE {_IS_LATEST} AND o.{FORBIDS_TRAINING} GROUP BY 1, 2 ORDER BY 3 DESC, 2
 """
 _STATES = "SELECT state, count(*) FROM rollouts GROUP BY state"
 _FLAGS = """
@@ -62,6 +64,15 @@ class FlagCount:
 
 
 @dataclass(frozen=True, slots=True)
+class CauseCount:
+    """Beginnings of sequences of masked rollouts, for one cause."""
+
+    reason: str
+    cause: str
+    beginnings: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeptEvidence:
     """A masked or failed rollout whose captures are in the file."""
 
@@ -81,6 +92,11 @@ def outcome_span(connection: sqlite3.Connection) -> tuple[float, float] | None:
 def outcome_counts(connection: sqlite3.Connection, start: float, width: float) -> list[OutcomeCount]:
     """Rollouts by outcome and reason, in slots of ``width`` seconds from ``start`` on."""
     return [OutcomeCount(*row) for row in connection.execute(_COUNTS, {"start": start, "width": width}).fetchall()]
+
+
+def cause_counts(connection: sqlite3.Connection) -> list[CauseCount]:
+    """How often sequences of masked rollouts began anew, by reason and cause, the most frequent first."""
+    return [CauseCount(*row) for row in connection.execute(_CAUSES).fetchall()]
 
 
 def state_counts(connection: sqlite3.Connection) -> dict[str, int]:

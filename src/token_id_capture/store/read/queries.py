@@ -50,7 +50,7 @@ Rows = list[dict[str, Any]]
 
 SUMMARIES: Final = """
     SELECT o.rollout_id, o.state, o.version, o.snapshot_id, o.calls, o.longest_prompt, o.generated_tokens,
-           o.flags, o.open_calls, o.latest_outcome, o.latest_reason, r.opened_at, o.agents
+           o.flags, o.open_calls, o.latest_outcome, o.latest_reason, r.opened_at, o.agents, o.latest_causes
     FROM rollouts AS r JOIN rollout_overview AS o ON o.rollout_id = r.rollout_id
 """
 """The fields of ``RolloutSummary``. Of entries, an index is all that it reads."""

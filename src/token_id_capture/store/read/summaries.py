@@ -14,7 +14,7 @@ class RolloutSummary:
     ``outcome`` and ``reason`` are those of the latest outcome, None if there is none. Of a retired rollout
     ``calls`` and ``generated_tokens`` are what its outcomes counted, None if they counted nothing, and
     ``prompt_tokens_longest`` and ``agents`` are None. ``agents`` counts those that made the stored calls; calls that
-    name none are the main agent's.
+    name none are the main agent's. ``causes`` says in words why its sequences began anew, for the latest outcome.
     """
 
     rollout_id: str
@@ -30,6 +30,7 @@ class RolloutSummary:
     reason: str | None
     opened_at: float
     agents: int | None = None
+    causes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
