@@ -1,4 +1,16 @@
-"""The client's side of one HTTP exchange, which may end before the exchange does."""
+"""The client's side of one HTTP exchange, which may end before the exchange does.
+
+In ASGI a client that hangs up is a message like any other, ``{"type": "http.disconnect"}``, and comes only to a
+caller that asks. So while the engine answers, one task waits in ``receive`` for it::
+
+    client   POST /v1/chat/completions ... {"stream": true}          hangs up
+    receive  {"type": "http.request", "body": b"...", ...}            {"type": "http.disconnect"}
+    engine                             data: {...}   data: {...}      data: {...}  data: [DONE]
+    gateway                            passed on     passed on        read and stored, for at most drain_seconds
+
+The call goes on without its client, since what the policy samples after that still belongs to the rollout.
+Writes to a client that is gone are dropped.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,17 @@
 """A whole response, read without parsing its long arrays one value after the other.
 
 Nearly all of a response is three arrays: the prompt's ids, which grow with the rollout, the generated
-ids, and an object for each log probability. They are found by their keys, cut out and read by
-themselves, the prompt only from where it goes on after the rollout's last sequence; the short rest
-is parsed as usual. A mark in the place of each array says where in the parsed response it belongs, and
-where in the text the client gets it back, or a null.
+ids, and an object for each log probability. Each is found by its key, cut out and read separately; of the
+prompt only the part that the rollout's last sequence does not have yet. The short rest is parsed as usual,
+with a mark in the place of each array::
+
+    engine   {"id":"c1","prompt_token_ids":[1,2,3],"choices":[{"token_ids":[7,8],"logprobs":{"content":[{...
+    cut out  [1,2,3]   [7,8]   [{"token":"a","logprob":-0.1,...},...]
+    parsed   {"id":"c1","prompt_token_ids":"prompt_token_ids-5f1e...","choices":[{"token_ids":"token_ids-5f1e...",...
+    client   {"id":"c1","prompt_token_ids":null,"choices":[{"token_ids":null,"logprobs":{"content":[{...
+
+The mark says where in the parsed response an array belongs, and where in the text the client gets the array
+back if it asked for it, or a null.
 
 This guesses how engines write, and parsing proves each guess: inside a string every quotation mark
 is escaped, so where an array that was cut out parses by itself, and the rest parses with a mark in

@@ -2,6 +2,15 @@
 
 The chunks are those that OpenAI's server sends: the role, then reasoning, text and tool calls, then
 the finish reason, for each choice; at the end the usage, if the client asked for it, and ``[DONE]``.
+The text is not cut up: it is all there already, and a client joins the parts. The answer "four" becomes::
+
+    data: {"id":"c1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant",...
+
+    data: {"id":"c1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"four"},...
+
+    data: {"id":"c1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}
+
+    data: [DONE]
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Jobs for the writer thread, and the bounded queue in which they wait."""
+"""Write requests (jobs) for the writer thread, and the bounded queue in which they wait.
+
+::
+
+    offer ──► outside ──(held + size <= capacity)──► jobs ──(256 rows or 16 MB)──► take ──► one transaction
+              unbounded, of callers that wait         bounded in bytes
+
+The bound is in bytes, as a call holds from some hundred bytes to many megabytes. ``offer`` never blocks: it runs
+on event loops. What does not fit waits outside, in its order; a caller that is cancelled there asked for nothing,
+while what is inside is written whether its caller still waits or not. With a capacity of 100 bytes, jobs of 60,
+50 and 10 bytes: the first is inside, the others wait, although the third would fit, as it must not overtake.
+"""
 
 from __future__ import annotations
 
