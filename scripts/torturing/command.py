@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ _SHOWN = {
     "retired": "refused because retired",
 }
 _MOST_SHOWN = 20
+# What each mode has of the time when all are run.
+_SHARES = {"kills": 0.4, "roles": 0.35, "disk": 0.25}
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Report:
             **{kind: self.counts[kind] for kind in _SHOWN},
             "lost": self.of("lost"),
             "torn": self.of("torn"),
+            **{name.replace(" ", "_"): number for name, number in sorted(self.counts.items()) if name not in _SHOWN},
             "violations": [f"{kind}: {what}" for kind, what in self.violations],
         }
 
@@ -74,6 +77,9 @@ class Report:
         rows = {"kills (SIGKILL)": self.kills, **{name: self.counts[kind] for kind, name in _SHOWN.items()}}
         for name, number in {**rows, "lost": self.of("lost"), "torn": self.of("torn")}.items():
             print(f"  {name:<30} {number:>12,}")
+        for name, number in sorted(self.counts.items()):
+            if name not in (*_SHOWN, "dropping"):
+                print(f"  {name:<30} {number:>12,}")
         for kind, what in self.violations[:_MOST_SHOWN]:
             print(f"VIOLATION {kind}: {what}")
         if len(self.violations) > _MOST_SHOWN:
@@ -105,7 +111,7 @@ def main(description: str) -> int:
     elif arguments.self_test:
         report.add(self_test(plan))
     else:
-        _torture(plan, report)
+        _run_modes(plan, report, arguments.mode)
     if arguments.json:
         print(json.dumps(report.as_json()))
     else:
@@ -113,12 +119,42 @@ def main(description: str) -> int:
     return 1 if report.violations else 0
 
 
-def _torture(plan: Plan, report: Report) -> None:
-    supervisor = Supervisor.of(plan)
-    signal.signal(signal.SIGINT, lambda number, frame: setattr(supervisor, "stopped", True))
+def _run_modes(plan: Plan, report: Report, mode: str) -> None:
+    """Each mode for its share of the time, until something is violated or the user interrupts."""
     began = time.monotonic()
+    interrupted = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    signal.signal(signal.SIGINT, interrupt)
+    for name, share in _SHARES.items():
+        if mode not in ("all", name) or interrupted or report.violations:
+            continue
+        seconds = plan.seconds * (share if mode == "all" else 1.0)
+        if name == "kills":
+            _torture(replace(plan, seconds=seconds), report, lambda: interrupted)
+        elif name == "roles":
+            from torturing.roles import Roles
+
+            report.add(Roles(plan, plan.directory / "roles").run(seconds, lambda: interrupted))
+        else:
+            from torturing.disk import run_disk
+
+            report.add(run_disk(plan, plan.directory / "disk", seconds, lambda: interrupted))
+        report.seconds = time.monotonic() - began
+
+
+def _torture(plan: Plan, report: Report, interrupted: Callable[[], bool]) -> None:
+    supervisor = Supervisor.of(plan)
+    began = time.monotonic()
+
+    def goes_on() -> bool:
+        return time.monotonic() - began < plan.seconds and not (supervisor.stopped or interrupted())
+
     with _progress(plan, supervisor) as tick:
-        while not report.rounds or (time.monotonic() - began < plan.seconds and not supervisor.stopped):
+        while not report.rounds or goes_on():
             part = Round(plan, report.rounds, time.monotonic())
             supervisor.run(part, min(plan.round_seconds, began + plan.seconds - time.monotonic()), tick)
             findings = check(plan.database, plan.ledgers)
@@ -128,7 +164,7 @@ def _torture(plan: Plan, report: Report) -> None:
             if report.violations:
                 print(f"torture: database and ledger are kept in {plan.directory}", file=sys.stderr)
                 return
-            if time.monotonic() - began < plan.seconds and not supervisor.stopped:
+            if goes_on():
                 _clear(plan)
 
 
@@ -189,6 +225,13 @@ def _parse(description: str) -> argparse.Namespace:
     parser.add_argument("--kills-per-second", type=float, default=10.0, help="SIGKILLs a second (default 10)")
     parser.add_argument("--round-seconds", type=float, default=30.0, help="check after so long (default 30)")
     parser.add_argument("--seed", type=int, help="of the random choices; printed at the end")
+    parser.add_argument(
+        "--mode",
+        choices=("all", *_SHARES),
+        default="all",
+        help="kills: of writers, whose ledger is compared; roles: of every command and server as well; "
+        "disk: errors and losses of power (default all)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--self-test", action="store_true", help="instead, damage a small database and see it found")

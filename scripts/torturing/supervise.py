@@ -114,7 +114,7 @@ class Supervisor:
         process.generation += 1
         process.steps_at_start = self._steps_of(process)
         name = f"{part.number}.{process.place}.{process.generation}"
-        process.pid = _fork(lambda: process.body(part, name, self.counters, process.place))
+        process.pid = fork(lambda: process.body(part, name, self.counters, process.place))
 
     def _kill(self, process: Process) -> None:
         if not process.pid:
@@ -137,11 +137,12 @@ async def _open(database: Path) -> None:
 
 def run_in_child(body: Callable[[], None]) -> bool:
     """Run this in a process of its own; whether it ended well."""
-    _, status = os.waitpid(_fork(body), 0)
+    _, status = os.waitpid(fork(body), 0)
     return status == 0
 
 
-def _fork(body: Callable[[], None]) -> int:
+def fork(body: Callable[[], None]) -> int:
+    """Run this in a process of its own, and do not wait; its id."""
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

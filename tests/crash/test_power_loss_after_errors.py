@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,10 @@ import pytest
 from support import interposer
 from support.children import Start, until
 from support.interposer import Operation, read_trace
+from support.lost_states import lost_states
 from support.power import PAGE, Disk
-from support.programs import entry, said
+from support.programs import said
 
-SHARES = (0.0, 0.5)
 INSTANTS = 40
 
 Run = Callable[..., list[Operation]]
@@ -31,7 +29,7 @@ def run(start: Start, control: interposer.Control, database: Path, tmp_path: Pat
         if processes > 1:
             start("keep_open", database, tmp_path / "other.acknowledged", control=control.path, trace=trace)
             until(lambda: said(tmp_path / "other.acknowledged"), "the other process to open the database")
-        arguments = (database, tmp_path / "life.acknowledged", control.path, second, trusting)
+        arguments = (database, tmp_path / "life.acknowledged", control.path, second, trusting, 3)
         start("life_with_outages", *arguments, control=control.path, trace=trace).succeed()
         assert control.injected > 0
         return list(read_trace(trace))
@@ -47,49 +45,11 @@ def test_what_was_acknowledged_after_an_outage_survives_a_loss_of_power(
     operations = run(second, processes=processes)
     lines = [operation.data.decode() for operation in operations if operation.kind == "acknowledge"]
     assert sum(line.startswith("put ") for line in lines) > 20
-    assert lost_states(operations, tmp_path) == []
+    assert lost_states(operations, tmp_path, instants=INSTANTS) == []
 
 
 def test_a_store_that_trusts_its_log_after_an_error_would_be_found_out(run: Run, tmp_path: Path) -> None:
-    assert lost_states(run("database_write_faults", trusting=True), tmp_path) != []
-
-
-def lost_states(operations: list[Operation], tmp_path: Path) -> list[str]:
-    """What is wrong with what the disk may hold, at many instants and in several ways each."""
-    dice = random.Random(17)
-    instants = set(dice.sample(range(len(operations)), min(INSTANTS, len(operations)))) | {len(operations) - 1}
-    disk, stored, problems = Disk(), set[str](), list[str]()
-    for number, operation in enumerate(operations):
-        disk.apply(operation)
-        words = operation.data.decode().split() if operation.kind == "acknowledge" else []
-        if words[:1] == ["put"]:
-            stored.add(words[1])
-        for share in SHARES if number in instants else ():
-            left = tmp_path / f"{number}-{share}"
-            left.mkdir()
-            disk.lose_power(left, share, dice)
-            if problem := _problem(left / "captures.db", stored):
-                problems.append(f"at {number} with {share}: {problem}")
-    return problems
-
-
-def _problem(database: Path, stored: set[str]) -> str:
-    if not stored:
-        return ""
-    try:
-        with closing(sqlite3.connect(database)) as connection:
-            sound = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            rows = connection.execute("SELECT model_call_id, generation, log_probs FROM entries").fetchall()
-    except sqlite3.Error as error:
-        return str(error)
-    whole = {call for call, *blobs in rows if _is_whole(call, *blobs)}
-    missing = sorted(stored - whole)
-    return "" if sound and not missing else f"sound: {sound}, missing: {missing[:3]}"
-
-
-def _is_whole(call: str, generation: bytes, log_probs: bytes) -> bool:
-    whole = entry("first", call, len(generation) // 4)
-    return (generation, log_probs) == (whole.generation_token_ids.tobytes(), whole.generation_log_probs.tobytes())
+    assert lost_states(run("database_write_faults", trusting=True), tmp_path, instants=INSTANTS) != []
 
 
 def test_the_model_of_the_disk_writes_no_page_that_a_failed_sync_left_clean(tmp_path: Path) -> None:

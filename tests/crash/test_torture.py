@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 TORTURE = Path(__file__).parents[2] / "scripts" / "torture"
+sys.path.insert(0, str(TORTURE.parent))
+
+from torturing.check import Findings  # noqa: E402
+from torturing.roles_check import check_roles  # noqa: E402
 
 
 def torture(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -21,11 +25,42 @@ def torture(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_processes_that_are_killed_again_and_again_lose_nothing(tmp_path: Path) -> None:
-    code, report = torture(tmp_path / "run", "--seconds", "4", "--writers", "3", "--coroutines", "100")
+    code, report = torture(
+        tmp_path / "run", "--mode", "kills", "--seconds", "4", "--writers", "3", "--coroutines", "100"
+    )
     assert (code, report["violations"]) == (0, [])
     assert report["kills"] >= 4
     assert report["put"] > 0
     assert (report["lost"], report["torn"]) == (0, 0)
+
+
+def test_every_role_may_be_killed_and_nothing_is_lost_torn_or_handed_on_twice(tmp_path: Path) -> None:
+    code, report = torture(tmp_path / "run", "--mode", "roles", "--seconds", "8")
+    assert (code, report["violations"]) == (0, [])
+    assert report["finished_rollouts"] > 0
+    assert sum(number for name, number in report.items() if name.endswith("_kills")) >= 3
+
+
+def test_a_disk_that_fails_and_then_loses_power_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    code, report = torture(tmp_path / "run", "--mode", "disk", "--seconds", "1")
+    assert (code, report["violations"]) == (0, [])
+    assert report["injected_errors"] > 0
+    assert report["losses_of_power"] > 0
+
+
+def test_what_the_roles_lose_would_be_found(tmp_path: Path) -> None:
+    torture(tmp_path / "run", "--mode", "roles", "--seconds", "4")
+    roles = tmp_path / "run" / "roles"
+    with (roles / "finished").open("a") as finished:
+        finished.write("never-stored\n")
+    with (roles / "answered").open("a") as answered:
+        answered.write("h9.9\n")
+    (roles / "rows-99.jsonl").write_text(
+        json.dumps({"rollout_id": "never-stored", "mask_sample": True, "_ng_token_capture": {"n_calls": 1}}) + "\n"
+    )
+    findings = Findings()
+    check_roles(roles, roles / "captures.db", findings)
+    assert sorted(kind for kind, _ in findings.violations) == ["lost", "torn"]
 
 
 def test_every_kind_of_damage_would_be_found_and_a_lost_call_is_named(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.write import writer
 
 
-def life_with_outages(database: str, acknowledged: str, control: str, second: str, trusting: bool) -> None:
+def life_with_outages(database: str, acknowledged: str, control: str, second: str, trusting: bool, seed: int) -> None:
     """Puts through several outages: the log's sync fails, then a write to the database, or its sync, does.
 
     ``trusting`` goes on after an error as if a later sync would write what an earlier one did not.
     """
-    say, faults, dice = speaker(acknowledged), Control(Path(control)), random.Random(3)
+    say, faults, dice = speaker(acknowledged), Control(Path(control)), random.Random(seed)
     writer.IDLE_SECONDS = 0.02  # type: ignore[misc]
     if trusting:
         writer.settle = lambda connection, path, writer_lock: writer_lock.settled()  # type: ignore[attr-defined]
