@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         installed_token_sink,
         installed_token_source,
     )
+    from token_id_capture.rebuild import Build, ScoredAnswer, Sequences, SnapshotRef, build_snapshot
     from token_id_capture.records import (
         TOKEN_ENTRY_RECORD_SCHEMA_VERSION,
         TOKEN_FIELDS,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from token_id_capture.tokens import LogProbs, TokenIds
 
 __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanation
+    "Build",
     "BuildNotes",
     "BuildOutput",
     "CallIntents",
@@ -100,6 +102,9 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
     "OutcomeRecorder",
     "RolloutFrozenError",
     "RolloutRetiredError",
+    "ScoredAnswer",
+    "Sequences",
+    "SnapshotRef",
     "StatementError",
     "StorageFullError",
     "StoreClosedError",
@@ -120,6 +125,7 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
     "UnsupportedFileSystemError",
     "UnusableDatabaseError",
     "assert_prefix_contiguity",
+    "build_snapshot",
     "capture_tokens",
     "clear_token_captures_for_rollouts",
     "commit_entry",
@@ -149,7 +155,18 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
 ]
 
 # The packages that have these names, each of which imports only those before it.
-_PACKAGES: Final = ("errors", "tokens", "records", "protocols", "config", "builder", "sink", "store", "consumer")
+_PACKAGES: Final = (
+    "errors",
+    "tokens",
+    "records",
+    "protocols",
+    "config",
+    "builder",
+    "rebuild",
+    "sink",
+    "store",
+    "consumer",
+)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
 

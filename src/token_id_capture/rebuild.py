@@ -34,6 +34,17 @@ from token_id_capture.errors import InvalidEntryError
 from token_id_capture.lifecycle import Outcome, Sequences
 from token_id_capture.protocols import TokenCaptureSnapshot
 
+__all__ = [
+    "DEFAULT_BUILDER",
+    "Build",
+    "ScoredAnswer",
+    "Sequences",
+    "SnapshotRef",
+    "TrainingRow",
+    "build_snapshot",
+    "unneeded_build",
+]
+
 DEFAULT_BUILDER: Final = "prefix_merging"
 
 _LISTED_DIVERGENCES: Final = 16

@@ -12,6 +12,7 @@ from typing import Final
 
 from token_id_capture import reasons
 from token_id_capture.builder import Divergence
+from token_id_capture.builder.build import is_cut_off
 from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, call_tree, numbers
 from token_id_capture.explanation.causes import CAUSE_REMEDIES, Suspicion, suspect
 from token_id_capture.explanation.continuity import continuity_notes
@@ -264,7 +265,10 @@ def _left_out(tree: CallTree) -> Iterator[str]:
     left_out = by_role.get(Role.RETRY, [])
     if choices := [call for call in left_out if call.is_choice_beside(call.same_as)]:
         yield f"Left out as choices of a call of which another choice was continued: {_calls(choices)}."
-    if retries := [call for call in left_out if not call.is_choice_beside(call.same_as)]:
+    retries = [call for call in left_out if not call.is_choice_beside(call.same_as)]
+    if cut_off := [call for call in retries if is_cut_off(call.entry)]:
+        yield f"Left out as cut off by the engine, beside another answer to the same prompt: {_calls(cut_off)}."
+    if retries := [call for call in retries if not is_cut_off(call.entry)]:
         yield f"Left out as retries, of which another answer was continued: {_calls(retries)}."
     if copies := by_role.get(Role.COPY):
         yield f"Left out as copies, token for token, of another call: {_calls(copies)}."
