@@ -13,6 +13,7 @@ PAGES = [
     *(ROOT / "src").rglob("*.md"),
     *(ROOT / "src").rglob("*.html"),
     *(ROOT / "docs").glob("*.md"),
+    ROOT / "CHANGELOG.md",
     ROOT / "README.md",
 ]
 
