@@ -93,6 +93,7 @@ HEAVY = {
     "sqlalchemy": {"store"},
     "starlette": {"browse", "server", "testing"},
     "tokenizers": {"cli"},
+    "torch": {"export"},
     "typer": {"cli"},
     "uvicorn": {"server", "testing", "cli"},
 }

@@ -25,6 +25,7 @@ from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import MaskedRows, RowFormat
+from token_id_capture.finalize.row_pipe import STDOUT, RowPipe
 from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_rows, trajectory_rows
 from token_id_capture.finalize.totals import Totals
 from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids, scored_answer
@@ -86,7 +87,7 @@ class Finalizer:
         self._totals = Totals()
         self._line_of: dict[str, int] = {}
         self._store = store
-        self._rows: RowFile
+        self._rows: RowFile | RowPipe
 
     async def run(self, stream: BinaryIO) -> Totals:
         """Finalize every record of the stream.
@@ -99,8 +100,9 @@ class Finalizer:
         logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
         async with self._store:
             read = partial(read_row, row_format=plan.row_format, id_field=plan.id_field)
-            with RowFile(plan.output, read) as self._rows:
-                await settle(self._rows, self._store)
+            with RowPipe() if plan.output == STDOUT else RowFile(plan.output, read) as self._rows:
+                if isinstance(self._rows, RowFile):
+                    await settle(self._rows, self._store)
                 await self._run_batches(LineReader(stream, IN_FLIGHT))
         return self._totals
 
@@ -154,6 +156,9 @@ class Finalizer:
             ready.append((line, one))
             if self._too_many_masked():
                 break
+        if isinstance(self._rows, RowPipe):
+            await self._rows.drain()
+            return
         self._rows.sync()
         await asyncio.gather(*(self._hand_on(line, one) for line, one in ready))
 

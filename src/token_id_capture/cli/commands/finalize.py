@@ -34,8 +34,17 @@ if TYPE_CHECKING:
     from token_id_capture.config import TokenIdCaptureSettings
     from token_id_capture.finalize.totals import Totals
 
-STDIN = Path("-")
+STDIN = STDOUT = Path("-")
 
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="The file that rows are appended to; - is standard output.",
+    ),
+]
 FormatOption = Annotated[
     RowFormat,
     typer.Option(
@@ -64,7 +73,7 @@ def finalize(
         typer.Argument(metavar="ROLLOUTS", help="Finished rollout records, one JSON object a line; - reads a pipe."),
     ],
     database: DatabaseOption,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="The file that rows are appended to.")],
+    output: OutputOption,
     row_format: FormatOption = RowFormat.RECORD,
     retire: Annotated[
         bool, typer.Option("--retire", help="Delete the captures of each unmasked rollout once its row is durable.")
@@ -103,6 +112,7 @@ def finalize(
         models=model_names(models),
         settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )
+    _check_output(output, retire, json)
     stream = _open(rollouts, output)
     status = os.fstat(stream.fileno())
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -121,6 +131,19 @@ def _limits(fraction: float | None, samples: int | None) -> TokenIdCaptureSettin
 
     given = {"max_mask_fraction": fraction, "mask_fraction_min_samples": samples}
     return TokenIdCaptureSettings.model_validate({name: value for name, value in given.items() if value is not None})
+
+
+def _check_output(output: Path, retire: bool, json: bool) -> None:
+    """End the command where rows could not be written as the options say, or not be durable."""
+    if output == STDOUT and retire:
+        fail("--retire needs rows that are durable, and nobody knows what becomes of them in a pipe: name a file")
+    if output == STDOUT and json:
+        fail("rows and --json cannot both go to standard output: name a file for the rows")
+    if output.suffix.lower() in (".parquet", ".pq", ".gz", ".zst"):
+        fail(
+            f"rows are appended one by one and made durable, which a file like {output.name} does not allow: name a "
+            ".jsonl file here; tokcap export writes Parquet and compressed files, before the rollouts are retired"
+        )
 
 
 def _open(rollouts: Path, output: Path) -> BinaryIO:
