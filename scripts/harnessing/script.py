@@ -67,15 +67,16 @@ def _step(tools: dict[str, Any], results: int, said: str) -> list[int]:
     if TWO_AGENTS in said and SUB_AGENT not in said and starter is not None:
         if results:
             return encode(ANSWER)
-        return [token for number in (1, 2) for token in _call(starter, _order(number))]
+        kind = "general" if starter == "task" else "general-purpose"
+        return [token for number in (1, 2) for token in _call(starter, _order(number, kind))]
     if results >= 2:
         return encode(ANSWER)
     command = ("cat notes.txt", "wc -c notes.txt")[results]
     return [*encode("I will look.  \n\n" if not results else ""), *_call(shell, _arguments(tools[shell], command))]
 
 
-def _order(number: int) -> str:
-    order = {"subagent_type": "general-purpose", "prompt": f"{SUB_AGENT} {number}: what does notes.txt say?"}
+def _order(number: int, kind: str) -> str:
+    order = {"subagent_type": kind, "prompt": f"{SUB_AGENT} {number}: what does notes.txt say?"}
     return json.dumps({**order, "description": f"agent {number}"})
 
 

@@ -79,10 +79,13 @@ async def test_an_engine_that_sends_everything_is_found_and_found_good(tokcap: R
             "chat with tools, streamed",
             "completion",
             "completion, streamed",
+            "Messages, streamed",
+            "Responses, streamed",
+            "Gemini, streamed",
         ]
         assert all("exact" in row for row in rows)
-        # Seven calls of a few tokens each: that is what it costs.
-        assert len(policy.calls) == 7
+        # Ten calls of a few tokens each: that is what it costs.
+        assert len(policy.calls) == 10
         assert max(call.body["max_tokens"] for call in policy.calls) == 16
 
 
@@ -102,7 +105,7 @@ async def test_llama_server_wants_its_tokenizer_to_be_asked(tokcap: RunTokcap, e
     assert done.stdout.startswith(f"{engine.url}: llama-cpp b9-abc, model tiny (says /v1/models)\n")
     assert "--tokenize-prompts" in done.stdout
     done = await checked(tokcap, engine, "--tokenize-prompts", "--json")
-    assert (done.returncode, outcomes(done)) == (0, ["captured"] * 5)
+    assert (done.returncode, outcomes(done)) == (0, ["captured"] * 8)
     assert (json.loads(done.stdout)["engine"], json.loads(done.stdout)["model"]) == ("llama-cpp", "tiny")
 
 
@@ -133,11 +136,11 @@ async def test_an_old_sglang_is_asked_for_whole_responses(tokcap: RunTokcap, eng
         get_server_info={"version": "0.5.2", "model_path": "/models/tiny"},
     )
     done = await checked(tokcap, engine, "--json")
-    assert (done.returncode, outcomes(done)) == (0, ["captured"] * 5)
+    assert (done.returncode, outcomes(done)) == (0, ["captured"] * 8)
     assert (json.loads(done.stdout)["engine"], json.loads(done.stdout)["version"]) == ("sglang", "0.5.2")
     # A stream asked of it all the same is refused, and said to be.
     done = await checked(tokcap, engine, "--streaming", "always", "--json")
-    assert outcomes(done) == ["captured", "refused", "refused", "captured", "captured"]
+    assert outcomes(done) == ["captured", "refused", "refused", "captured", "captured", *["refused"] * 3]
 
 
 async def test_streams_that_lose_ids_on_the_way_are_made_from_whole_responses(

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import quote
 
 import orjson
 
@@ -21,8 +22,11 @@ from token_id_capture.server.defaults import ENGINE, Streaming
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.exchange import Exchanges
+from token_id_capture.server.http.limits import BodyBudget
 from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.server.translation.inline_system import InlineSystemProbe
+from token_id_capture.server.translation.layer import DialectTranslation
 from token_id_capture.server.wire.entries import is_all_zero
 
 Outcome: TypeAlias = Literal["captured", "not_captured", "refused", "failed"]
@@ -48,8 +52,14 @@ MODES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "chat with tools, streamed": (_CHATS, {**_WITH_TOOLS, **_STREAM}),
     "completion": (_COMPLETIONS, {"prompt": "Hi", "max_tokens": 4}),
     "completion, streamed": (_COMPLETIONS, {"prompt": "Hi", "max_tokens": 4, **_STREAM}),
+    "Messages, streamed": ("/v1/messages", {**_CHAT, "stream": True}),
+    "Responses, streamed": ("/v1/responses", {"input": "Say hi.", "max_output_tokens": 4, "stream": True}),
+    "Gemini, streamed": (
+        "/v1beta/models/{model}:streamGenerateContent",
+        {"contents": [{"parts": [{"text": "Say hi."}]}], "generationConfig": {"maxOutputTokens": 4}},
+    ),
 }
-"""What is tried: the path and the request, without the model."""
+"""What is tried: the path, in which ``{model}`` stands for the model, and the request without the model."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,10 @@ class _Check:
         path, request = MODES[mode]
         sink = MemorySink()
         gateway = Gateway(self._exchanges, make_engine(self._engine), settings)
-        app = TokenCaptureMiddleware(gateway, sink=sink)
+        budget = BodyBudget(settings.body_bytes_in_flight)
+        translated = DialectTranslation(gateway, settings, InlineSystemProbe(self._exchanges), budget=budget)
+        app = TokenCaptureMiddleware(translated, sink=sink)
+        path = path.format(model=quote(self._model.get("model", "model"), safe=""))
         try:
             async with asyncio.timeout(self._seconds):
                 await call_in_memory(app, "POST", path, orjson.dumps({**self._model, **request}))

@@ -53,8 +53,8 @@ class DialectTranslation:
         probe: InlineSystemProbe,
         *,
         budget: BodyBudget,
-        answers: AnswerMemory | None,
-        count_refusal: Callable[[str], None],
+        answers: AnswerMemory | None = None,
+        count_refusal: Callable[[str], None] = lambda code: None,
     ) -> None:
         self._app = app
         self._budget = budget
