@@ -27,7 +27,8 @@ from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.engine import PolicyEngine
 from token_id_capture.testing.serving import serve_engine
-from token_id_capture.testing.template import END_OF_TURN, Habits
+from token_id_capture.testing.template import END_OF_TURN, Habits, render_chat
+from token_id_capture.tokens import TokenIds
 
 Change = Callable[[dict[str, Any], list[int]], list[int]]
 DROPS = Habits(reasoning=True)
@@ -326,3 +327,64 @@ def test_an_engine_that_takes_no_ids_is_a_configuration_error_that_names_it(tmp_
 def test_a_sink_that_cannot_find_calls_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="NoneType"):
         create_app("http://127.0.0.1:1", None, engine="vllm", settings=GatewaySettings(continuity="exact"))
+
+
+class Splicing(PolicyEngine):
+    """Puts its own rendering of what follows behind the ids that a chat has to begin with, as NeMo-RL's server does,
+    and its token arrays on the message."""
+
+    def __init__(self, *, heeds: bool = True, **options: Any) -> None:
+        self.heeds = heeds
+        super().__init__(**options)
+
+    async def _chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        known = body.pop("required_prefix_token_ids", None)
+        if known is not None and self.heeds:
+            answers = [place for place, message in enumerate(body["messages"]) if message["role"] == "assistant"]
+            closed = render_chat(body["messages"][: answers[-1] + 1], body.get("tools"), generation=False, habits=DROPS)
+            whole = render_chat(body["messages"], body.get("tools"), habits=DROPS)
+            body["kv_transfer_params"] = {"prompt_token_ids": [*known, *whole[len(closed) :]]}
+        request._body = json.dumps({**body, "logprobs": True, "return_token_ids": True}).encode()
+        response = await super()._chat(request)
+        answer = json.loads(bytes(response.body))
+        (choice,) = answer["choices"]
+        choice["message"] |= {
+            "prompt_token_ids": answer.pop("prompt_token_ids"),
+            "generation_token_ids": choice.pop("token_ids"),
+            "generation_log_probs": [entry["logprob"] for entry in choice.pop("logprobs")["content"]],
+        }
+        return JSONResponse(answer)
+
+
+@pytest.mark.parametrize(("heeds", "second"), [(True, "spliced"), (False, reasons.ENGINE_IGNORED_IDS)])
+async def test_a_server_that_splices_itself_gets_the_tokens_to_begin_with(
+    tmp_path: Path, heeds: bool, second: str
+) -> None:
+    engine = Splicing(heeds=heeds, habits=DROPS)
+    async with (
+        serve_engine(engine) as url,
+        running_gateway(tmp_path / "captures.db", upstream=url, engine="message", continuity="exact") as gateway,
+    ):
+        body = {"model": "policy", "messages": ASKED, "max_tokens": 60, "seed": 4}
+        answer = (await gateway.post(CHAT, body)).json()["choices"][0]["message"]
+        assert "generation_token_ids" not in answer
+        response = await gateway.post(CHAT, {**body, "messages": unchanged(answer)})
+        assert response.status == 200
+        first, last = await gateway.store.read_entries("r1")
+        assert first.continuity is not None
+        assert last.continuity is not None
+        assert [first.continuity.outcome, last.continuity.outcome] == [reasons.FIRST, second]
+        known = [*first.prompt_token_ids, *first.generation_token_ids]
+        assert last.prompt_token_ids.startswith(TokenIds(known)) is heeds
+        if heeds:
+            assert last.continuity.added == len(last.prompt_token_ids) - len(known)
+
+
+async def test_calls_are_counted_by_how_their_prompt_was_made(tmp_path: Path) -> None:
+    async with talking(tmp_path) as talk:
+        await talk.ask(unchanged(await talk.ask(ASKED)))
+        text = (await talk.gateway.request("GET", talk.gateway.url + "/metrics")).body.decode()
+        assert 'tokcap_continuity_total{outcome="first"} 1.0' in text
+        assert 'tokcap_continuity_total{outcome="spliced"} 1.0' in text
+        assert "tokcap_continuity_seconds_count 2.0" in text
