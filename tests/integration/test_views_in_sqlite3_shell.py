@@ -104,7 +104,10 @@ def documented_columns(view: str) -> list[str]:
 
 
 def examples() -> list[str]:
-    return re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    # The shell takes what begins with a dash for an option.
+    bare = ["\n".join(line for line in block.splitlines() if not line.startswith("--")) for block in blocks]
+    return [f"{statement.strip()};" for block in bare for statement in block.split(";") if statement.strip()]
 
 
 def test_the_documented_views_are_those_of_the_file(shell: Shell) -> None:
