@@ -177,3 +177,18 @@ async def test_two_gateways_on_one_database_continue_each_others_calls(tmp_path:
         rollouts = await of(pair[0], "r1")
     assert rollouts.delivered == 1
     assert rollouts.outcomes == {"first": 1, "spliced": 4}
+
+
+async def test_a_translated_dialect_is_a_chat_by_then_and_continues_its_calls_too(tmp_path: Path) -> None:
+    async with gateway(tmp_path, PolicyEngine(habits=TIDIES), "exact") as found:
+        messages: list[Any] = [{"role": "user", "content": "Hello."}]
+        for turn in range(3):
+            body = {"model": "policy", "max_tokens": 60, "messages": messages, "system": "Be brief."}
+            response = await found.post("/v1/messages", {**body, "stream": False})
+            assert response.status == 200, response.body
+            text = "".join(block.get("text", "") for block in response.json()["content"])
+            assert text
+            messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": f"Go, {turn}."}]
+        rollouts = await of(found, "r1")
+    assert rollouts.delivered == 1
+    assert rollouts.outcomes["spliced"] == rollouts.calls - 1 > 0
