@@ -25,7 +25,7 @@ from token_id_capture.cli.main import app
 from token_id_capture.testing.policy import Policy
 
 DEMO = [sys.executable, "-m", "token_id_capture", "demo"]
-MASKED = {"compacted": "multiple_roots", "lost-call": "capture_incomplete"}
+MASKED = {"lost-call": "capture_incomplete"}
 
 
 class Finished(NamedTuple):
@@ -90,7 +90,7 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def test_the_demo_delivers_six_rollouts_and_masks_two_with_their_reasons(finished: Finished) -> None:
     report = finished.report
     assert (report["ok"], report["problems"]) == (True, [])
-    assert (report["delivered"], report["masked"]) == (6, 2)
+    assert (report["delivered"], report["masked"]) == (7, 1)
     assert {one["rollout_id"]: one["reason"] for one in report["rollouts"] if one["outcome"] == "masked"} == MASKED
     assert report["largest_difference"] == 0.0
     assert report["delivered_tokens"] > 100
@@ -129,7 +129,7 @@ def test_the_report_names_the_files_and_commands_that_work(
     # As in a checkout whose environment is not active: what is printed can be pasted all the same.
     monkeypatch.setenv("PATH", "/nowhere")
     text = printed(finished, capsys)
-    assert "6 rollouts delivered, 2 masked" in text
+    assert "7 rollouts delivered, 1 masked" in text
     for name in ("token_captures.db", "rollouts.jsonl", "train.jsonl"):
         assert (finished.directory / name).is_file()
         assert name in text
@@ -141,9 +141,9 @@ def test_the_report_names_the_files_and_commands_that_work(
         assert result.returncode == 0, line + result.stderr
         said.append(result.stdout)
     assert [one for one in MASKED if one not in said[0]] == []
-    assert "multiple_roots" in said[1]
+    assert "capture_incomplete" in said[1]
     assert said[2].startswith("rollout lost-call:")
-    assert (finished.directory / "compacted.html").is_file()
+    assert (finished.directory / "lost-call.html").is_file()
     assert said[4].count("lost-call") == 1
 
 

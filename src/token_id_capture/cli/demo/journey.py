@@ -120,6 +120,8 @@ class Journey:
         if rollout.story.retries:
             await self._ask(rollout, agent)
         if rollout.story.compacts:
+            # The answer that is scored ends what follows; what came before is a sequence of its own.
+            rollout.kept_tokens = 0
             agent.messages[:] = [{"role": "system", "content": SUMMARY}, {"role": "user", "content": "Go on."}]
 
     async def _ask(self, rollout: Rollout, agent: ChatAgent) -> Answer:

@@ -55,7 +55,7 @@ STORIES: Final = (
     Story("steady-4", "streamed responses", stream=True),
     Story("retry-1", "asked twice", retries=True),
     Story("retry-2", "asked twice, streamed", stream=True, retries=True),
-    Story("compacted", "summarised its history", stream=True, compacts=True, mask_reason=reasons.MULTIPLE_ROOTS),
+    Story("compacted", "summarised its history", stream=True, compacts=True),
     Story("lost-call", "its worker was killed", loses=True, mask_reason=reasons.CAPTURE_INCOMPLETE),
 )
 

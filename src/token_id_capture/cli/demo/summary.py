@@ -91,12 +91,12 @@ class Report:
         print(f"  {self.rollouts.name:20}  the finished rollouts, as their harness wrote them")
         print(f"  {self.output.name:20}  the training rows")
         print("\nLook further")
-        page = shlex.quote(str(self.directory / "compacted.html"))
+        page = shlex.quote(str(self.directory / "lost-call.html"))
         for arguments in (
             f"ls --database {database}",
-            f"explain compacted --database {database}",
+            f"explain lost-call --database {database}",
             f"show lost-call --database {database}",
-            f"report compacted --database {database} --output {page}",
+            f"report lost-call --database {database} --output {page}",
             f'sql --database {database} "SELECT rollout_id, model_call_id, pid, process_started FROM lost_calls"',
         ):
             print(f"  {_program()} {arguments}")
