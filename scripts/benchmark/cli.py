@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmark.gateway.command import main as gateway
 
         return gateway(arguments[1:])
+    if arguments[:1] == ["dialects"]:
+        from benchmark.dialects import main as dialects
+
+        return dialects(arguments[1:])
     options = parser().parse_args(arguments)
     chosen = (options.workload, options.level, options.fsync_delay, options.processes)
     everything = not any(chosen) and not (options.scale or options.memory)

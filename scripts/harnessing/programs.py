@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,6 @@ NODE_PACKAGES: Final = (
     "opencode-ai@1.18.33",
     "@google/gemini-cli@0.61.0",
 )
-PYTHON_PACKAGES: Final = ("mini-swe-agent==2.4.6",)
 # What npm would run after an installation, where it is allowed to: they fetch nothing, and link the program.
 _AFTERWARDS: Final = (("@anthropic-ai/claude-code", "install.cjs"), ("opencode-ai", "postinstall.mjs"))
 
@@ -34,9 +32,6 @@ class Place:
     def node(self, name: str) -> str:
         return str(self.programs / "node_modules" / ".bin" / name)
 
-    def python(self, name: str) -> str:
-        return str(self.programs / "venv" / "bin" / name)
-
 
 @dataclass(frozen=True)
 class Harness:
@@ -51,11 +46,11 @@ def install(folder: Path) -> None:
     """Install what is missing.
 
     Raises:
-        subprocess.CalledProcessError: npm or pip failed.
+        subprocess.CalledProcessError: npm failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / ".installed"
-    wanted = "\n".join((*NODE_PACKAGES, *PYTHON_PACKAGES))
+    wanted = "\n".join(NODE_PACKAGES)
     if done.exists() and done.read_text() == wanted:
         return
     (folder / "package.json").write_text("{}")
@@ -64,8 +59,6 @@ def install(folder: Path) -> None:
     )
     for package, script in _AFTERWARDS:
         subprocess.run(["node", script], cwd=folder / "node_modules" / package, check=True)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    subprocess.run([folder / "venv" / "bin" / "pip", "install", "-q", *PYTHON_PACKAGES], check=True)
     done.write_text(wanted)
 
 
@@ -125,20 +118,6 @@ def _gemini(place: Place, task: str) -> list[str]:
 
 def _gemini_environment(place: Place) -> dict[str, str]:
     return {"GOOGLE_GEMINI_BASE_URL": place.base, "GEMINI_API_KEY": "key", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
-
-
-def _mini(place: Place, task: str) -> list[str]:
-    return [place.python("mini"), "-y", "--exit-immediately", "-m", "openai/policy", "-t", task]
-
-
-def _mini_environment(place: Place) -> dict[str, str]:
-    return {
-        "OPENAI_BASE_URL": f"{place.base}/v1",
-        "OPENAI_API_KEY": "key",
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
 
 
 HARNESSES: Final = (

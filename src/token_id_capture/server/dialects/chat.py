@@ -219,9 +219,12 @@ def stop_string_of(choice: Mapping[str, Any]) -> str | None:
     return stopped if isinstance(stopped, str) else None
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+
+
 def arguments_text(value: Any) -> str:
     """Arguments as a policy writes them: JSON with spaces, and characters as they are."""
-    return json.dumps(value, ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def arguments_object(text: str) -> dict[str, Any]:
