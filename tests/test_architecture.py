@@ -84,6 +84,7 @@ HEAVY = {
     "aiosqlite": {"store"},
     "alembic": {"store"},
     "datasette": {"browse"},
+    "fsspec": {"export"},
     "jinja2": {"report"},
     "nemo_gym": {"integrations"},
     "prometheus_client": {"server"},

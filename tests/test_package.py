@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -108,7 +110,8 @@ def test_every_library_that_is_imported_is_declared() -> None:
     ours = {"token_id_capture", "nemo_gym", "torch"}
     libraries = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - ours
     assert "pydantic" in libraries
-    requirements = metadata.requires("token-id-capture") or []
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     declared = {re.split(r"[^\w-]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
     distributions = metadata.packages_distributions()
     undeclared = {

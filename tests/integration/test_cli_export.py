@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import fsspec
 import pandas
 import pyarrow
 import pytest
@@ -25,6 +26,7 @@ from support.commands import TOKCAP, RunTokcap, clean_environment
 from support.many_rollouts import database_with
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.delivery import retire_rollout_token_capture
+from token_id_capture.export.remote import remote_file
 from token_id_capture.finalize.output_file import UnusableOutputError, whole_file
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
@@ -371,6 +373,32 @@ def test_rows_are_compressed_as_the_name_says(
         assert written.read().decode() == plain.stdout
     if name.endswith(".gz"):  # of Zstandard, pandas needs another library
         assert len(pandas.read_json(tmp_path / name, lines=True)) == len(plain.stdout.splitlines())
+
+
+def test_rows_can_go_to_a_url_and_replace_what_is_there_only_on_request(
+    tokcap: RunTokcap, database: Path, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/rows.jsonl.gz"
+    assert tokcap("export", "-d", database, "-o", url).returncode == 0
+    with gzip.open(tmp_path / "rows.jsonl.gz") as written:
+        assert written.read().decode() == tokcap("export", "-d", database, "-o", "-").stdout
+    refused = tokcap("export", "-d", database, "-o", url)
+    assert (refused.returncode, one_line(refused.stderr).partition(" is there")[0]) == (2, f"tokcap: {url}")
+    assert tokcap("export", "-d", database, "-o", url, "--overwrite").returncode == 0
+    unknown = tokcap("export", "-d", database, "-o", "nosuch://bucket/rows.jsonl")
+    assert (unknown.returncode, "cannot write nosuch://" in one_line(unknown.stderr)) == (2, True)
+
+
+def test_a_file_behind_a_url_is_there_only_when_it_is_whole() -> None:
+    system = fsspec.filesystem("memory")
+    with contextlib.suppress(KeyboardInterrupt), remote_file("memory://rows/broken.jsonl", overwrite=False) as stream:
+        stream.write(b"half a row")
+        raise KeyboardInterrupt
+    assert not system.exists("/rows/broken.jsonl")
+    with remote_file("memory://rows/whole.jsonl", overwrite=False) as stream:
+        stream.write(b"a row\n")
+        assert not system.exists("/rows/whole.jsonl")
+    assert system.cat("/rows/whole.jsonl") == b"a row\n"
 
 
 def test_what_is_there_is_replaced_only_on_request(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:

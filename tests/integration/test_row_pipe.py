@@ -56,6 +56,7 @@ def test_rows_go_to_standard_output_and_captures_stay(
     [
         (["-o", "-", "--retire"], "--retire needs rows that are durable"),
         (["-o", "-", "--json"], "rows and --json cannot both go to standard output"),
+        (["-o", "memory://rows.jsonl", "--retire"], "is a URL, and rows are made durable one by one in a local file"),
         (["-o", "rows.parquet"], "name a .jsonl file here"),
         (["-o", "rows.jsonl.gz", "--retire"], "name a .jsonl file here"),
     ],

@@ -32,6 +32,7 @@ from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import Show, progress_bar
 from token_id_capture.cli.output.units import SinceOption, plural, since_option
 from token_id_capture.export.compression import compressed, compression_of
+from token_id_capture.export.remote import is_url, remote_file
 from token_id_capture.finalize.output_file import whole_file
 from token_id_capture.lifecycle import Sequences
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from token_id_capture.export.run import Exported
     from token_id_capture.store.read.evidence import Scope
 
-STDOUT = Path("-")
+STDOUT = "-"
 _LISTED = 20
 
 
@@ -64,7 +65,7 @@ class Plan:
     """The options of the command."""
 
     database: str
-    output: Path
+    output: str
     file_format: FileFormat
     overwrite: bool
     scope: Scope
@@ -79,12 +80,14 @@ RolloutsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[ROLLOUT]...", help="The rollouts to export; by default all.")
 ]
 OutputOption = Annotated[
-    Path,
+    # Not a Path, which would take the slashes out of a URL.
+    str,
     typer.Option(
         "--output",
         "-o",
         metavar="PATH",
-        help="The new file: .jsonl, also compressed as .jsonl.gz or .jsonl.zst, or .parquet; - is standard output.",
+        help="The new file: .jsonl, also compressed as .jsonl.gz or .jsonl.zst, or .parquet; a URL of fsspec, as in "
+        "s3://bucket/rows.parquet; - is standard output.",
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
@@ -193,13 +196,14 @@ def _field_names(fields: str, records: Path | None) -> list[str]:
     return names
 
 
-def _format(output: Path, chosen: FileFormat | None) -> FileFormat:
-    ending = output.with_suffix("").suffix if compression_of(output) else output.suffix
-    if chosen is FileFormat.PARQUET and compression_of(output):
+def _format(output: str, chosen: FileFormat | None) -> FileFormat:
+    name = Path(output)
+    ending = name.with_suffix("").suffix if compression_of(name) else name.suffix
+    if chosen is FileFormat.PARQUET and compression_of(name):
         fail(f"{output} would be compressed twice, as Parquet is already: let its name end in .parquet")
     if chosen is not None:
         return chosen
-    if ending.lower() in (".parquet", ".pq") and not compression_of(output):
+    if ending.lower() in (".parquet", ".pq") and not compression_of(name):
         return FileFormat.PARQUET
     if output != STDOUT and ending.lower() not in (".jsonl", ".ndjson"):
         fail(f"--format is needed: the name {output} does not end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
@@ -272,10 +276,13 @@ def _stream(plan: Plan) -> Iterator[BinaryIO]:
         with output_stream() as stream:
             yield stream
         return
-    with (
-        whole_file(plan.output, may_replace=lambda path: plan.overwrite) as stream,
-        compressed(stream, compression_of(plan.output)) as written,
-    ):
+    named = Path(plan.output)
+    destination = (
+        remote_file(plan.output, overwrite=plan.overwrite)
+        if is_url(plan.output)
+        else whole_file(named, may_replace=lambda path: plan.overwrite)
+    )
+    with destination as stream, compressed(stream, compression_of(named)) as written:
         yield written
 
 

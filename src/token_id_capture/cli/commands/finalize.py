@@ -139,6 +139,10 @@ def _check_output(output: Path, retire: bool, json: bool) -> None:
         fail("--retire needs rows that are durable, and nobody knows what becomes of them in a pipe: name a file")
     if output == STDOUT and json:
         fail("rows and --json cannot both go to standard output: name a file for the rows")
+    if output.parts and output.parts[0].endswith(":"):
+        fail(
+            f"{output} is a URL, and rows are made durable one by one in a local file: name one, and copy it afterwards"
+        )
     if output.suffix.lower() in (".parquet", ".pq", ".gz", ".zst"):
         fail(
             f"rows are appended one by one and made durable, which a file like {output.name} does not allow: name a "
