@@ -28,6 +28,14 @@ def pytest_configure() -> None:
     listen_to_interrupts()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Property tests are not traced: thousands of examples take twice as long then, and reach little that is new."""
+    for item in items:
+        if item.get_closest_marker("hypothesis"):
+            item.add_marker("no_cover")
+
+
 @pytest.fixture
 def tokcap(fork_server: socket.socket) -> RunTokcap:
     """Run the command as a user does, without a terminal, and return what it printed."""
