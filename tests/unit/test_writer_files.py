@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from token_id_capture.errors import ReplacedDatabaseError, UnusableDatabaseError
+from token_id_capture.errors import ReplacedDatabaseError, StoreError, UnusableDatabaseError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file.lock import WriterLock
+from token_id_capture.store.maintain.vacuum import vacuum
 
 
 def entry(model_call_id: str) -> TokenEntry:
@@ -169,3 +172,39 @@ def test_a_removed_lock_file_lets_nobody_in_beside_the_one_who_is_there(tmp_path
         assert os.path.sameopenfile(first._descriptor, second._descriptor)
     first.close()
     second.close()
+
+
+async def many_calls(store: TokenCaptureStore) -> None:
+    for number in range(40):
+        await store.put(entry(f"before{number}"))
+
+
+@pytest.mark.parametrize("kept", [0, 4096, 3 * 4096])
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+async def test_a_file_that_another_program_cuts_short_is_noticed_before_the_next_answer(
+    suffix: str, kept: int, tmp_path: Path
+) -> None:
+    async with TokenCaptureStore(tmp_path / "captures.db") as store, TokenCaptureStore(store.database) as other:
+        await many_calls(store)
+        await other.put(entry("of another"))
+        await many_calls(store)
+        os.truncate(f"{store.database}{suffix}", kept)
+        for _ in range(2):
+            with pytest.raises(ReplacedDatabaseError, match="cut short"):
+                await other.put(entry("during"))
+        with pytest.raises(StoreError):
+            await store.put(entry("during"))
+
+
+async def test_files_that_become_smaller_for_a_good_reason_are_gone_on_with(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await many_calls(store)
+        # A checkpoint of another program, of which no process of this package knows.
+        with contextlib.closing(sqlite3.connect(store.database)) as connection:
+            assert connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        await store.put(entry("after"))
+        await store.delete(["first"])
+        await store.put(entry("again"))
+        vacuum(store.database)
+        await store.put(entry("last"))
+        assert [call.model_call_id for call in await store.read_entries("first")] == ["again", "last"]

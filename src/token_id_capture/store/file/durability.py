@@ -19,7 +19,11 @@ from typing import Final
 from token_id_capture.errors import StoreError, UnusableDatabaseError
 from token_id_capture.store.file.connections import BUSY_TIMEOUT_MILLISECONDS
 from token_id_capture.store.file.lock import WriterLock
+from token_id_capture.store.file.read_only import wal_bytes
 
+_LOG_HEADER: Final = 32
+_FRAME_HEADER: Final = 24
+"""Bytes of the log beside its pages: https://www.sqlite.org/fileformat2.html#walformat"""
 _BLOCK: Final = 2**20
 _READERS_MILLISECONDS: Final = 1000
 
@@ -54,6 +58,25 @@ def settle(connection: sqlite3.Connection, path: Path, writer_lock: WriterLock) 
     if damage != "ok":
         raise UnusableDatabaseError(f"{path} is damaged after an I/O error: {damage}. Run tokcap verify on it.")
     writer_lock.settled()
+
+
+def cut_short(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether another program has cut the database or its log, of which content is missing then.
+
+    Call it behind the writer lock, where ``WriterLock.shrunk``. A checkpoint by a process that was killed right after
+    it, or by another program, makes them smaller too, and leaves nothing out.
+    """
+    size = os.stat(path).st_size
+    page_size, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
+    try:
+        _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    except sqlite3.Error:
+        return True
+    # One that was removed is not cut: what is open of it is whole, and OpenFiles notices that.
+    size_of_log = wal_bytes(path) if os.path.exists(f"{path}-wal") else None
+    whole_log = size_of_log is None or frames <= 0 or size_of_log >= _LOG_HEADER + frames * (_FRAME_HEADER + page_size)
+    # Pages may be in the log alone only if the file was never as large.
+    return not whole_log or size < pages * page_size
 
 
 def _write_anew(name: str) -> None:

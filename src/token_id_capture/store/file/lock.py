@@ -6,6 +6,9 @@ from the WAL-reset bug, as every commit and every checkpoint happens behind it.
 
 The lock is on a file of its own, never on the database: closing any descriptor of the database
 would drop SQLite's own locks on it. A holder that dies frees it, since the kernel closes its files.
+
+What one holder must tell the next stands in the lock file: whether an I/O error was seen, and how large it left the
+database and its log. It need not outlast the power: after a loss of power what is read is what is on the disk.
 """
 
 from __future__ import annotations
@@ -13,30 +16,35 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from token_id_capture.store.file.connections import is_input_output_error
+
+_NOTE: Final = struct.Struct("<?qq")
 
 
 class WriterLock:
     """The lock file of one database. Not shared between threads, nor across ``fork``."""
 
     def __init__(self, database: Path) -> None:
+        self._files = f"{database}", f"{database}-wal"
         self._path = database.with_name(database.name + ".lock")
         self._descriptor: int | None = None
         self.in_doubt = False
-        """Whether an I/O error was seen, by whichever process, since when nobody could settle it; true or false of
-        the time at which the lock was taken."""
+        """Whether an I/O error was seen, by whichever process, and is not settled; as of when the lock was taken."""
+        self.shrunk = False
+        """Whether the database or its log is smaller than its latest holder left it, and nobody knows why."""
 
     def __enter__(self) -> None:
         while True:
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            status = os.fstat(self._descriptor)
-            if status.st_nlink:
-                self.in_doubt = status.st_size > 0
+            if os.fstat(self._descriptor).st_nlink:
+                self._read_note(self._descriptor)
                 return
             # Somebody removed the file, so others queue on a new one.
             self.close()
@@ -47,30 +55,51 @@ class WriterLock:
         if error is not None and is_input_output_error(error):
             self.doubt()
         if self._descriptor is not None:
+            self._leave_note(self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def doubt(self) -> None:
-        """Have everybody who takes the lock know of an I/O error. Call it while the lock is held.
-
-        The note lies in the lock file's size. It need not outlast the power: after a loss of power what is read is
-        what is on the disk.
-        """
+        """Have everybody who takes the lock know of an I/O error. Call it while the lock is held."""
         self.in_doubt = True
-        self._note(1)
+        if self._descriptor is not None:
+            # At once: whoever is killed now must not take it along.
+            self._leave_note(self._descriptor)
 
     def settled(self) -> None:
         """Take back ``doubt``."""
-        self._note(0)
         self.in_doubt = False
 
-    def _note(self, size: int) -> None:
-        # A disk that does not even take this is in doubt for this process alone.
+    def accept_sizes(self) -> None:
+        """The files are as small as they are for a good reason."""
+        self.shrunk = False
+
+    def _read_note(self, descriptor: int) -> None:
+        note = os.pread(descriptor, _NOTE.size, 0)
+        self.in_doubt, *left = _NOTE.unpack(note) if len(note) == _NOTE.size else (False, 0, 0)
+        self.shrunk = any(size < before for size, before in zip(self._sizes(), left, strict=True))
+
+    def _leave_note(self, descriptor: int) -> None:
+        # The note of one who cannot explain the sizes stays, and a disk that takes none is in doubt for this
+        # process alone.
         with contextlib.suppress(OSError):
-            if self._descriptor is not None:
-                os.ftruncate(self._descriptor, size)
+            if self.shrunk:
+                os.pwrite(descriptor, _NOTE.pack(self.in_doubt, 0, 0)[:1], 0)
+            else:
+                os.pwrite(descriptor, _NOTE.pack(self.in_doubt, *self._sizes()), 0)
+
+    def _sizes(self) -> tuple[int, int]:
+        database, log = self._files
+        return _size(database), _size(log)
 
     def close(self) -> None:
         """Give the descriptor back; the next use opens the file again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _size(name: str) -> int:
+    try:
+        return os.stat(name).st_size
+    except OSError:
+        return 0

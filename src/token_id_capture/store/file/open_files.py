@@ -48,7 +48,7 @@ class DatabaseFile:
         self.file_id = self.file_id or file_id
         self.see()
         if file_id != self.file_id:
-            self._refuse()
+            self.refuse()
 
     def see(self) -> None:
         """Remember the file of this name, if none is known yet, without a look inside.
@@ -67,19 +67,20 @@ class DatabaseFile:
         """
         found = identity(f"{self.path}") if self.known else None
         if self._lost or (self.known and (found is None or self._inode not in (None, found))):
-            self._refuse()
+            self.refuse()
 
     def refuse_lost(self) -> None:
         """As ``check``, without looking anew."""
         if self._lost:
-            self._refuse()
+            self.refuse()
 
-    def _refuse(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
+        """Go on with it no more."""
         self._lost = True
         raise ReplacedDatabaseError(
-            f"{self.path} was removed or replaced while it was in use, so nothing is acknowledged or read any more: "
-            "what is there now lacks calls that were stored before. Start again to use it, and run the rollouts that "
-            "were open under new ids."
+            f"{self.path} was removed or replaced, or cut short, while it was in use, so nothing is acknowledged or "
+            "read any more: what is there now lacks calls that were stored before. Start again to use it, and run the "
+            "rollouts that were open under new ids."
         )
 
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from token_id_capture.errors import ReplacedDatabaseError
 from token_id_capture.store.file.connections import BUSY_TIMEOUT_MILLISECONDS, translated
-from token_id_capture.store.file.durability import settle
+from token_id_capture.store.file.durability import cut_short, settle
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.opening import open_for_writing
 from token_id_capture.store.write.queue import Batch
@@ -38,6 +39,10 @@ class Maintenance:
         """One step behind the writer lock, then a pause of the same length for others."""
         with self._writer_lock:
             begun = time.monotonic()
+            if self._writer_lock.shrunk:
+                if cut_short(self.connection, self.path):
+                    raise ReplacedDatabaseError(f"{self.path} was cut short by another program: restore a backup")
+                self._writer_lock.accept_sizes()
             if self._writer_lock.in_doubt:
                 settle(self.connection, self.path, self._writer_lock)
             yield self.connection

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine
 from token_id_capture.errors import StoreClosedError, UnusableDatabaseError
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
-from token_id_capture.store.file.durability import UnsettledError, settle
+from token_id_capture.store.file.durability import UnsettledError, cut_short, settle
 from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.open_files import DatabaseFile, OpenFiles
@@ -254,6 +254,11 @@ class Writer:
 
     def _commit_or_recover(self, group: list[Job], *, recovered: bool = False) -> None:
         try:
+            if self._writer_lock.shrunk:
+                self._database.check()
+                if cut_short(self._driver(), self.path):
+                    self._database.refuse()
+                self._writer_lock.accept_sizes()
             if self._writer_lock.in_doubt:
                 settle(self._driver(), self.path, self._writer_lock)
             self._commit(group)
