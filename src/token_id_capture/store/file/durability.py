@@ -70,13 +70,15 @@ def cut_short(connection: sqlite3.Connection, path: Path) -> bool:
     page_size, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
     try:
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        # What is in this connection's cache is not read from the file.
+        connection.execute("PRAGMA shrink_memory")
+        sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
     except sqlite3.Error:
         return True
     # One that was removed is not cut: what is open of it is whole, and OpenFiles notices that.
     size_of_log = wal_bytes(path) if os.path.exists(f"{path}-wal") else None
     whole_log = size_of_log is None or frames <= 0 or size_of_log >= _LOG_HEADER + frames * (_FRAME_HEADER + page_size)
-    # Pages may be in the log alone only if the file was never as large.
-    return not whole_log or size < pages * page_size
+    return not (sound and whole_log and size >= pages * page_size)
 
 
 def _write_anew(name: str) -> None:

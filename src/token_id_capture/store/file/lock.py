@@ -24,6 +24,7 @@ from typing import Final
 from token_id_capture.store.file.connections import is_input_output_error
 
 _NOTE: Final = struct.Struct("<?qq")
+_UNEXPLAINED: Final = 2**62
 
 
 class WriterLock:
@@ -79,13 +80,11 @@ class WriterLock:
         self.shrunk = any(size < before for size, before in zip(self._sizes(), left, strict=True))
 
     def _leave_note(self, descriptor: int) -> None:
-        # The note of one who cannot explain the sizes stays, and a disk that takes none is in doubt for this
-        # process alone.
+        # Sizes that this holder could not explain are for the next one to explain, however large the files are then.
+        sizes = (_UNEXPLAINED, _UNEXPLAINED) if self.shrunk else self._sizes()
+        # A disk that takes no note is in doubt for this process alone.
         with contextlib.suppress(OSError):
-            if self.shrunk:
-                os.pwrite(descriptor, _NOTE.pack(self.in_doubt, 0, 0)[:1], 0)
-            else:
-                os.pwrite(descriptor, _NOTE.pack(self.in_doubt, *self._sizes()), 0)
+            os.pwrite(descriptor, _NOTE.pack(self.in_doubt, *sizes), 0)
 
     def _sizes(self) -> tuple[int, int]:
         database, log = self._files
