@@ -81,7 +81,7 @@ async def converse(
         {"role": "system", "content": f"You are agent {number}."},
         {"role": "user", "content": f"Begin with {number}."},
     ]
-    wanted = {"max_tokens": 80, "seed": number, **options}
+    wanted = {name: value for name, value in {"max_tokens": 80, "seed": number, **options}.items() if value is not None}
     async with ChatAgent(base_url, model, messages, stream=stream, tools=TOOLS, options=wanted) as agent:
         for turn in range(turns):
             answer = await agent.ask()
