@@ -346,3 +346,99 @@ def test_ten_thousand_blocks_are_translated(target: Target) -> None:
     else:
         body = gemini({"role": "user", "parts": [{"text": "x"}] * 10_000})
     assert len(chat(target, body)["messages"][0]["content"]) == 10_000
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something stands in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    if not path:
+        return other
+    key, *rest = path
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[key] = replaced(value[key], tuple(rest), other)
+    return copied
+
+
+EXAMPLES = [
+    (
+        MESSAGES,
+        messages(
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "hi"},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+                ],
+            },
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": seal("x")}, CALL]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a"}]}],
+            },
+            system=[{"type": "text", "text": "be"}],
+            tools=[{"name": "look", "description": "d", "input_schema": {"type": "object"}, "strict": True}],
+            tool_choice={"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+            stop_sequences=["a"],
+            thinking={"type": "disabled"},
+            output_config={"format": {"type": "json_schema", "schema": {}}},
+            stream=True,
+        ),
+    ),
+    (
+        RESPONSES,
+        responses(
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": []},
+            {"type": "function_call", "call_id": "c1", "name": "ask", "namespace": "team", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a"}]},
+            instructions="be",
+            tools=[
+                {"type": "custom", "name": "p", "format": {"type": "grammar", "definition": "x"}},
+                {"type": "namespace", "name": "team", "tools": [{"type": "function", "name": "ask", "parameters": {}}]},
+            ],
+            tool_choice={"type": "function", "name": "ask"},
+            include=["reasoning.encrypted_content"],
+            reasoning={"effort": "high"},
+            text={"format": {"type": "json_schema", "name": "n", "schema": {}}},
+            stream=True,
+        ),
+    ),
+    (
+        GEMINI,
+        gemini(
+            {"role": "user", "parts": [{"text": "hi"}, {"inlineData": {"mimeType": "image/png", "data": "AA"}}]},
+            {"role": "model", "parts": [{"functionCall": {"id": "1", "name": "look", "args": {}}, "thought": True}]},
+            {"role": "user", "parts": [{"functionResponse": {"id": "1", "name": "look", "response": {"output": "x"}}}]},
+            systemInstruction={"parts": [{"text": "be"}]},
+            tools=[{"functionDeclarations": [{"name": "look", "description": "d", "parameters": {"type": "OBJECT"}}]}],
+            toolConfig={"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["look"]}},
+            generationConfig={
+                "temperature": 1,
+                "maxOutputTokens": 5,
+                "stopSequences": ["x"],
+                "candidateCount": 1,
+                "responseSchema": {"type": "OBJECT"},
+                "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 0},
+            },
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "body"), EXAMPLES)
+def test_any_wrong_type_anywhere_is_translated_or_refused_by_name(target: Target, body: dict[str, Any]) -> None:
+    assert read_request(target, body, TranslationOptions()).encoded()
+    refused: list[str] = []
+    for path in places(body)[1:]:
+        for other in (None, True, -1, 1.5, "x", "", [], [7], {}, {"type": "x"}, [{"type": ["x"]}], [None]):
+            changed = replaced(body, path, other)
+            try:
+                read_request(target, changed, TranslationOptions()).encoded()
+            except InvalidRequestError as error:
+                refused.append(error.field)
+    assert refused
+    assert all(refused)

@@ -152,7 +152,7 @@ def _parts(content: Any, field: str) -> list[dict[str, Any]]:
         place = f"{field}.{index}"
         part = read_object(item, place)
         kind = part.get("type")
-        if kind in _TEXTS:
+        if isinstance(kind, str) and kind in _TEXTS:
             parts.append(text_part(read_text(part.get("text"), f"{place}.text")))
         elif kind == "refusal":
             parts.append(text_part(read_text(part.get("refusal"), f"{place}.refusal")))
