@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,6 +15,9 @@ from typing import Any
 
 import aiohttp
 
+from e2e.agents import MODEL
+from e2e.cache import Cache, default_cache
+from e2e.vllm import Vllm
 from support.multi_turn import Rollouts, run
 from support.replay import serving
 from token_id_capture.builder import Trajectory
@@ -73,6 +77,11 @@ def main(description: str) -> int:
     parser.add_argument("--turns", type=int, default=5, help="of each rollout (%(default)s)")
     parser.add_argument("--upstream", metavar="URL", help="a running vLLM in place of the testing engine")
     parser.add_argument("--model", help="the name of its model")
+    parser.add_argument(
+        "--vllm",
+        action="store_true",
+        help="install vLLM for CPU (3.5 GB, once), and start it without and with a reasoning parser",
+    )
     parser.add_argument("--policies", nargs="+", default=[one.value for one in Policy], choices=[*Policy])
     options = parser.parse_args()
     warnings.simplefilter("ignore", StoreWarning)
@@ -98,6 +107,19 @@ async def _set_ups(options: argparse.Namespace) -> AsyncIterator[list[SetUp]]:
     if options.upstream is not None:
         yield of_vllm(options.upstream, options.model)
         return
+    if options.vllm:
+        async with contextlib.AsyncExitStack() as stack:
+            cache = Cache(default_cache())
+            found: list[SetUp] = []
+            for name, arguments in (("vLLM", ""), ("vLLM, Qwen3's template", _with_reasoning())):
+                vllm = Vllm(arguments=arguments)
+                vllm.install(cache)
+                logs = cache.logs / f"yield-{len(found)}"
+                logs.mkdir(exist_ok=True)
+                server = await stack.enter_async_context(vllm.running(cache, logs))
+                found += of_vllm(f"http://127.0.0.1:{server.port}", MODEL, name)
+            yield found
+        return
     async with contextlib.AsyncExitStack() as stack:
         templates = {
             "cutting otherwise": Habits(merges=True),
@@ -105,7 +127,7 @@ async def _set_ups(options: argparse.Namespace) -> AsyncIterator[list[SetUp]]:
             "dropping reasoning": Habits(reasoning=True),
             "tidying and dropping reasoning": Habits(reasoning=True, tidies=True),
         }
-        found: list[SetUp] = []
+        found = []
         for name, habits in templates.items():
             url = await stack.enter_async_context(serve_engine(PolicyEngine(habits=habits)))
             kinds: dict[str, dict[str, Any]] = {"": {}, ", streamed": {"stream": True}, ", cut off": {"max_tokens": 12}}
@@ -113,7 +135,16 @@ async def _set_ups(options: argparse.Namespace) -> AsyncIterator[list[SetUp]]:
         yield found
 
 
-def of_vllm(url: str, model: str) -> list[SetUp]:
+def _with_reasoning() -> str:
+    """Arguments of a server whose template drops reasoning: Qwen3's own, from the package that collects templates."""
+    package = importlib.util.find_spec("trl")
+    if package is None or package.origin is None:
+        raise SystemExit("the package trl, which has Qwen3's template, is not installed: run scripts/install")
+    template = Path(package.origin).parent / "chat_templates" / "qwen3.jinja"
+    return f"--reasoning-parser qwen3 --chat-template {template}"
+
+
+def of_vllm(url: str, model: str, name: str = "vLLM") -> list[SetUp]:
     """What is measured of a running vLLM."""
 
     async def score(sequence: Trajectory) -> float:
@@ -138,9 +169,9 @@ def of_vllm(url: str, model: str) -> list[SetUp]:
     return [
         SetUp(words, url, model, score, {"seed": None, **more})
         for words, more in (
-            ("vLLM", {}),
-            ("vLLM, streamed", {"stream": True}),
-            ("vLLM, cut off", {"max_tokens": 10}),
+            (name, {}),
+            (f"{name}, streamed", {"stream": True}),
+            (f"{name}, cut off", {"max_tokens": 10}),
         )
     ]
 

@@ -267,3 +267,18 @@ async def test_a_adapter_of_ones_own_is_named_from_where_it_lies(
     done = await checked(tokcap, engine, "--engine", "my_engine:Nobody")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("tokcap: engine 'my_engine:Nobody' could not be loaded: AttributeError")
+
+
+async def test_an_engine_that_ignores_prompts_as_ids_is_told_and_serve_with_continuity_refuses_it(
+    tokcap: RunTokcap, tmp_path: Path
+) -> None:
+    async with serve_engine(PolicyEngine(takes_prompt_ids=False)) as url:
+        done = await asyncio.to_thread(tokcap, "check", "-u", url)
+        assert done.returncode == 0
+        told = done.stdout.splitlines()[-1]
+        assert told.startswith("--continuity: not with this engine; it ignored the token ids of a prompt")
+        said = await refused("-u", url, "-d", str(tmp_path / "captures.db"), "--port", "0", "--continuity")
+        assert said.startswith(f"--continuity exact does not work with {url}: not with this engine")
+        named = ("-u", url, "-d", str(tmp_path / "captures.db"), "--engine", "llama-cpp", "--no-check", "--port", "0")
+        said = await refused(*named, "--continuity", "template")
+        assert "engine 'llama-cpp' takes no prompt as token ids" in said
