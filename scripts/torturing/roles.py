@@ -30,6 +30,7 @@ from torturing.traffic import free_port, run_traffic
 CALLS = 3
 _STEP_SECONDS = 0.05
 _KILL_SECONDS = 0.6
+_EARLY_KILLS = 0.1
 # What a command may end with by itself; 1 is "something was masked, or damaged", which check_roles judges.
 _GOOD_ENDS = (0, 1)
 
@@ -41,6 +42,8 @@ class Role:
     name: str
     start: Callable[[int], int | subprocess.Popen[bytes] | None]
     ended: Callable[[int], None] = lambda code: None
+    # How long a process usually takes until it does what it is for; most are not killed before.
+    starts_in: float = 1.0
     generation: int = 0
     held: Any = None
     since: float = 0.0
@@ -77,14 +80,15 @@ class Roles:
         roles.append(Role("finalize", self._finalize, self._next_batch))
         roles += [Role(name, self._command(*words)) for name, *words in self._commands()]
         roles.append(Role("backup", self._backup))
-        roles.append(Role("serve", self._serve))
+        roles.append(Role("serve", self._serve, starts_in=7.0))
         end, next_kill = time.monotonic() + seconds, time.monotonic() + _KILL_SECONDS
         try:
             while time.monotonic() < end and not stopped():
                 for role in roles:
                     self._keep_up(role)
                 if time.monotonic() >= next_kill:
-                    self._kill(dice.choice([role for role in roles if role.held is not None]), dice)
+                    if victims := [role for role in roles if _may_be_killed(role, dice)]:
+                        self._kill(dice.choice(victims), dice)
                     next_kill = time.monotonic() + dice.expovariate(1 / _KILL_SECONDS)
                 time.sleep(_STEP_SECONDS)
         finally:
@@ -171,6 +175,11 @@ class Roles:
         arguments = [sys.executable, "-m", "token_id_capture", command, *words, "--database", str(self.database)]
         with (self.directory / f"{command}.log").open("ab") as log:
             return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _may_be_killed(role: Role, dice: random.Random) -> bool:
+    early = dice.random() < _EARLY_KILLS
+    return role.held is not None and (early or time.monotonic() - role.since > role.starts_in)
 
 
 def _lines(path: Path) -> list[str]:
