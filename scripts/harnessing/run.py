@@ -17,6 +17,7 @@ from typing import Final
 
 from harnessing.programs import Harness, Place, environment_of
 from harnessing.script import ANSWER, TWO_AGENTS, ScriptedPolicy
+from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.lifecycle import MAIN_AGENT
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
@@ -96,7 +97,10 @@ async def _captured(database: Path) -> tuple[tuple[TokenEntry, ...], list[str]]:
         if not entries:
             return (), ["no call was captured"]
         detail = await store.describe_rollout(_ROLLOUT)
-    flags = [f"flag {flag.reason}: {flag.detail}" for flag in detail.flags]
+        flags = [f"flag {flag.reason}: {flag.detail}" for flag in detail.flags]
+        built = await trajectories_from_source(_ROLLOUT, store)
+    if built["mask_sample"]:
+        flags += [f"the rollout is masked: {reason}" for reason in built["reasons"]]
     return entries, flags + [f"call {it.model_call_id} is open" for it in detail.intents if it.outcome is None]
 
 
