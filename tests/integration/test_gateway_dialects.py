@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from support.replay import Gateway, Recording, running_gateway, stream, until
+from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.records import TokenEntry
 
 with warnings.catch_warnings():
@@ -337,3 +338,22 @@ async def test_calls_of_no_rollout_pass_untouched(gateway: Gateway) -> None:
         await gateway.request("POST", gateway.url + path, orjson.dumps(messages()), {"x-api-key": "k"})
         assert gateway.engine.received[-1].target == "/v1/messages"
         assert gateway.engine.received[-1].json() == messages()
+
+
+async def test_a_title_call_that_fails_costs_the_main_agent_nothing(gateway: Gateway) -> None:
+    recording = Recording.named("01-chat")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "tools" not in await request.json():
+            return web.json_response({"error": {"message": "out of memory"}}, status=500)
+        return web.Response(body=recording.payload, content_type="application/json")
+
+    gateway.engine.handler = answer
+    session = {"x-session-id": "s"}
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    assert (await gateway.post(RESPONSES, responses(), **session)).status == 500
+    assert (await gateway.post(RESPONSES, responses(tools=tools), **session)).status == 200
+    (flag,) = (await gateway.store.describe_rollout("r1")).flags
+    assert (flag.origin.agent, flag.origin.offers_tools) == ("main", False)
+    built = await trajectories_from_source("r1", gateway.store)
+    assert (built["mask_sample"], built["reasons"]) == (False, [])
