@@ -39,7 +39,7 @@ class Continuity:
     """How the prompt of one call was made; lengths and places are in tokens.
 
     ``parent_call_id`` is the call that the request continues, and ``kept`` the length of its prompt and
-    generation; ``added`` is what follows them. ``departs_at`` is the first place where the template's own
+    generation; ``added`` is what follows them. ``diverges_at`` is the first place where the template's own
     prompt differs from the kept tokens; None if it was not rendered or does not differ. ``reason`` is one
     of ``reasons.CONTINUITY_REASONS``, and empty unless the mode is plain.
     """
@@ -50,7 +50,7 @@ class Continuity:
     parent_call_id: str | None = None
     kept: int = 0
     added: int = 0
-    departs_at: int | None = None
+    diverges_at: int | None = None
 
     @property
     def outcome(self) -> str:

@@ -275,8 +275,8 @@ async def test_the_template_policy_keeps_the_cut_of_the_policy_where_the_text_is
         _, made = await talk.made()
         assert made.parent_call_id == first.model_call_id
         assert (made.kept, made.added) == (known, len(second.prompt_token_ids) - known)
-        assert made.departs_at is not None
-        assert len(first.prompt_token_ids) < made.departs_at < known
+        assert made.diverges_at is not None
+        assert len(first.prompt_token_ids) < made.diverges_at < known
 
 
 async def test_exact_tokens_that_no_longer_fit_give_way_to_a_template_that_drops_some(tmp_path: Path) -> None:

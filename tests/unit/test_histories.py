@@ -136,7 +136,7 @@ async def test_a_link_is_there_after_the_process_that_stored_it_was_killed(tmp_p
 
 
 async def test_how_a_prompt_was_made_is_stored_with_the_call_and_shown_by_the_view(store: TokenCaptureStore) -> None:
-    spliced = Continuity(Policy.EXACT, Mode.SPLICED, parent_call_id="a", kept=2, added=1, departs_at=1)
+    spliced = Continuity(Policy.EXACT, Mode.SPLICED, parent_call_id="a", kept=2, added=1, diverges_at=1)
     await store.put(call("a", [1], [2], continuity=Continuity(Policy.EXACT, Mode.PLAIN, "first")))
     await store.put(call("b", [1, 2, 3], [4], continuity=spliced))
     await store.put(call("c", [9], [4]))

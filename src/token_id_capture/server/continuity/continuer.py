@@ -234,8 +234,8 @@ class Continuer:
     def _differs(self, scope: bytes) -> None:
         self._remember(scope, False)
 
-    def _made(self, mode: Mode, request: _Request, added: int, departs_at: int | None) -> Continuity:
-        return Continuity(self._policy, mode, "", request.call.model_call_id, len(request.known), added, departs_at)
+    def _made(self, mode: Mode, request: _Request, added: int, diverges_at: int | None) -> Continuity:
+        return Continuity(self._policy, mode, "", request.call.model_call_id, len(request.known), added, diverges_at)
 
     def _distrust(self, reason: str) -> None:
         """The engine read another prompt than it was sent."""
