@@ -76,19 +76,24 @@ class CallOrigin:
 
     ``agent`` is ``MAIN_AGENT`` or the harness's id of a sub-agent, whose parent is ``parent_agent``.
     ``offers_tools`` says whether the request offered any: title and summary calls mostly offer none.
+    ``session_headers`` are those of the request that the gateway is set to keep, by their names in lower case.
     """
 
     agent: str | None = None
     parent_agent: str | None = None
     purpose: Purpose | None = None
     offers_tools: bool | None = None
+    session_headers: Mapping[str, str] | None = field(default=None, hash=False)
 
 
 UNTOLD: Final = CallOrigin()
 """The origin of a call of which nothing is known."""
 
 ORIGIN_FIELDS: Final = ("agent", "parent_agent", "purpose", "offers_tools")
-"""The members of ``CallOrigin``, which are columns and members of records too."""
+"""The members of ``CallOrigin`` that are columns and members of records too."""
+
+CALL_FIELDS: Final = (*ORIGIN_FIELDS, "session_headers")
+"""All members of ``CallOrigin``: columns of intents and flags. A record has its headers among its extras."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ async def test_a_lost_call_is_flagged_with_its_origin_also_in_the_snapshot(tmp_p
         await store.freeze(ROLLOUT)
     assert [flag.origin for flag in detail.flags] == [TITLE]
     assert {intent.model_call_id: intent.origin for intent in detail.intents} == {"lost": REVIEWER, "broken": TITLE}
-    columns = "model_call_id, agent, parent_agent, purpose, offers_tools"
+    columns = "model_call_id, agent, parent_agent, purpose, offers_tools, session_headers"
     assert set(rows(store.database, f"SELECT {columns} FROM snapshot_flags")) == {
         ("lost", *astuple(REVIEWER)),
         ("broken", *astuple(TITLE)),

@@ -114,7 +114,7 @@ def _stored(response: ResponseBody) -> Any:
         return None
     served = read_response(_ENGINE.reader(Endpoint.CHAT, {}), Endpoint.CHAT, response.parsed)
     try:
-        entries = entries_from(CaptureContext("r", "c", None), CapturedRequest("m", {}, {}, None), served)
+        entries = entries_from(CaptureContext("r", "c", None), CapturedRequest("m", {}, None), served)
     except NotCapturableError as refused:
         return refused.reason, refused.detail
     return [entry.model_dump(exclude={"created_at"}) for entry in entries]

@@ -70,9 +70,10 @@ class CapturedCall:
         self._recorder = recorder
         self._plan: Plan | None = None
         self._bodies = BodyReader(known if reads_packed_arrays(engine) else None, recorder.context.rollout_id)
-        headers = Headers(scope=client.scope)
-        request = CapturedRequest.of(body.members, headers, settings.session_headers, settings.log_probs_mode)
-        self._request = request if weights is None else replace(request, stamped_version=weights.of_call(headers))
+        request = CapturedRequest.of(body.members, settings.log_probs_mode)
+        if weights is not None:
+            request = replace(request, stamped_version=weights.of_call(Headers(scope=client.scope)))
+        self._request = request
         self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage
         self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from token_id_capture import reasons
@@ -27,6 +28,7 @@ from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.endpoints import Kind, kind_of
+from token_id_capture.server.wire.origin import session_headers
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.request import CallBody
 
@@ -101,6 +103,8 @@ class Gateway:
 
     async def _captured_call(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call of a captured endpoint, begun; None if it was answered already."""
+        session = session_headers(Headers(scope=client.scope), self._settings.session_headers)
+        recorder.context.origin = replace(recorder.context.origin, session_headers=session)
         try:
             call = self._prepared(client, raw, recorder)
         except Exception as error:

@@ -80,6 +80,10 @@ def _origin_columns() -> list[Column[Any]]:
     ]
 
 
+def _session_headers() -> Column[Any]:
+    return Column("session_headers", TEXT, comment="JSON: the request's session headers by name; null without any")
+
+
 def _entry_checks() -> list[CheckConstraint]:
     return [
         CheckConstraint("length(prompt_suffix) = 4 * (prompt_length - prefix_length)"),
@@ -166,6 +170,7 @@ call_intents = Table(
     ),
     Column("detail", TEXT, nullable=False, comment="what the engine said when it refused"),
     *_origin_columns(),
+    _session_headers(),
     sqlite_strict=True,
 )
 
@@ -192,6 +197,7 @@ incomplete_flags = Table(
     Column("detail", TEXT, nullable=False, comment="particulars, for people"),
     Column("flagged_at", REAL, nullable=False),
     *_origin_columns(),
+    _session_headers(),
     Index("incomplete_flags_by_rollout", "rollout_id"),
     sqlite_strict=True,
 )
@@ -244,6 +250,7 @@ snapshot_flags = Table(
     Column("detail", TEXT, nullable=False),
     Column("flagged_at", REAL, nullable=False),
     *_origin_columns(),
+    _session_headers(),
     _of_snapshot(),
     Index("snapshot_flags_by_snapshot", "snapshot_id", "version"),
     sqlite_strict=True,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from token_id_capture.explanation import CallTree
+    from token_id_capture.lifecycle import CallOrigin
     from token_id_capture.store import CallSummary, RolloutDetail
 
 
@@ -37,7 +38,8 @@ def show(
     Its calls and which call each continues (shared is the number of tokens that they have in common), and whose
     call each is and what it is for, where the harness tells. The same is drawn as a tree: which calls form the
     sequence, which were retries or copies and left out, and where a prompt starts anew. Then the flags that make it
-    incomplete, the calls that were begun, what became of it, and what came too late.
+    incomplete, the calls that were begun (both with the session headers of the request), what became of it, and what
+    came too late.
     """
     from token_id_capture.store.file.read_only import transaction
     from token_id_capture.store.read.queries import describe_rollout
@@ -113,20 +115,31 @@ def _calls(calls: Sequence[CallSummary]) -> tuple[str, tuple[str, ...], list[tup
     return "calls", (*named, *(("continuity",) if continuity else ()), "created"), rows
 
 
+def _session(origin: CallOrigin) -> str | None:
+    return ", ".join(f"{name}: {value}" for name, value in (origin.session_headers or {}).items()) or None
+
+
 def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
     return [
         _calls(detail.calls),
         (
             "flags",
-            ("call", "agent", "reason", "detail", "flagged"),
+            ("call", "agent", "reason", "detail", "flagged", "session"),
             [
-                (flag.model_call_id, flag.origin.agent, flag.reason, flag.detail, local_time(flag.flagged_at))
+                (
+                    flag.model_call_id,
+                    flag.origin.agent,
+                    flag.reason,
+                    flag.detail,
+                    local_time(flag.flagged_at),
+                    _session(flag.origin),
+                )
                 for flag in detail.flags
             ],
         ),
         (
             "intents",
-            ("call", "agent", "outcome", "detail", "begun", "by process", "on host"),
+            ("call", "agent", "outcome", "detail", "begun", "by process", "on host", "session"),
             [
                 (
                     intent.model_call_id,
@@ -136,6 +149,7 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
                     local_time(intent.begun_at),
                     intent.writer_pid,
                     intent.writer_host,
+                    _session(intent.origin),
                 )
                 for intent in detail.intents
             ],

@@ -7,13 +7,12 @@ and a wrong item never just shortens an array.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
-from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.capture.context import CaptureContext
@@ -102,24 +101,16 @@ class CapturedRequest:
 
     model: str
     sampling: dict[str, Any]
-    session_headers: dict[str, str]
     log_probs_mode: str | None
     stamped_version: Callable[[], str | None] = lambda: None
     """The weight version that a trainer stamped, asked once the response has come."""
 
     @classmethod
-    def of(
-        cls, body: Mapping[str, Any], headers: Headers, session_headers: Iterable[str], log_probs_mode: str | None
-    ) -> CapturedRequest:
-        """Pick it from the body and the headers."""
+    def of(cls, body: Mapping[str, Any], log_probs_mode: str | None) -> CapturedRequest:
+        """Pick it from the body."""
         model = body.get("model")
         sampling = {name: value for name, value in body.items() if name in SAMPLING_FIELDS and value is not None}
-        wanted = frozenset(session_headers)
-        session: dict[str, str] = {}
-        for name, value in headers.items():
-            if name in wanted:
-                session.setdefault(name, value)
-        return cls(model if isinstance(model, str) else "", sampling, session, log_probs_mode)
+        return cls(model if isinstance(model, str) else "", sampling, log_probs_mode)
 
 
 def entries_from(
@@ -146,7 +137,7 @@ def entries_from(
         "purpose": context.origin.purpose,
         "offers_tools": context.origin.offers_tools,
         "translation": context.translation,
-        **({"session_headers": request.session_headers} if request.session_headers else {}),
+        **({"session_headers": context.origin.session_headers} if context.origin.session_headers else {}),
         **({"media_digests": list(media)} if media else {}),
     }
     entries: list[TokenEntry] = []

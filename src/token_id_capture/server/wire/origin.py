@@ -6,7 +6,7 @@ origin unknown, unless the path of the call names one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -36,6 +36,16 @@ def call_origin(headers: Headers, named: str | None) -> CallOrigin:
     if agent == MAIN_AGENT:
         parent = None
     return CallOrigin(agent, parent, purpose)
+
+
+def session_headers(headers: Headers, kept: Iterable[str]) -> dict[str, str] | None:
+    """Those of the headers that are kept, the first of each name; None without any."""
+    wanted = frozenset(kept)
+    session: dict[str, str] = {}
+    for name, value in headers.items():
+        if name in wanted:
+            session.setdefault(name, value)
+    return session or None
 
 
 def _told(headers: Headers) -> tuple[str | None, str | None, Purpose | None]:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from token_id_capture.errors import CorruptCaptureError, UnknownRolloutError
 from token_id_capture.lifecycle import (
+    CALL_FIELDS,
     ORIGIN_FIELDS,
     BuildOutcome,
     CallOrigin,
@@ -66,14 +67,14 @@ _ENTRY: Final = ", ".join(ENTRY_ROW)
 
 _SUMMARY = f"{SUMMARIES} WHERE r.rollout_id = :rollout"
 _LISTED = f"{SUMMARIES} WHERE r.rollout_id IN (SELECT value FROM json_each(:rollouts)) ORDER BY r.rollout_id"
-_ORIGIN: Final = ", ".join(ORIGIN_FIELDS)
-_ORIGIN_WIDTH: Final = len(ORIGIN_FIELDS)
+_ORIGIN: Final = ", ".join(CALL_FIELDS)
+_ORIGIN_WIDTH: Final = len(CALL_FIELDS)
 _CALLS = f"""
     SELECT model_call_id, prefix_call_id, prefix_length, prompt_length, generation_length, model, finish_reason,
            created_at,
            coalesce(nullif(json_extract(extras, '$.continuity.reason'), ''),
                     json_extract(extras, '$.continuity.mode')),
-           {_ORIGIN}
+           {", ".join(ORIGIN_FIELDS)}, json_extract(extras, '$.session_headers')
     FROM entries WHERE rollout_id = :rollout ORDER BY rowid
 """
 _FLAGS = f"""
@@ -86,7 +87,7 @@ _SNAPSHOT_FLAGS = f"""
 """
 _INTENTS = f"""
     SELECT i.model_call_id, i.outcome, i.detail, i.begun_at, w.pid, w.host,
-           {", ".join(f"i.{name}" for name in ORIGIN_FIELDS)}
+           {", ".join(f"i.{name}" for name in CALL_FIELDS)}
     FROM call_intents AS i JOIN writers AS w ON w.writer_id = i.writer_id
     WHERE i.rollout_id = :rollout ORDER BY i.rowid
 """
@@ -204,12 +205,15 @@ def _intent(model_call_id: str, outcome: str | None, *rest: Any) -> Intent:
     return replace(Intent(model_call_id, known, *rest[:-_ORIGIN_WIDTH]), origin=_origin(*rest[-_ORIGIN_WIDTH:]))
 
 
-def _origin(agent: str | None, parent: str | None, purpose: str | None, offers_tools: int | None) -> CallOrigin:
+def _origin(
+    agent: str | None, parent: str | None, purpose: str | None, offers_tools: int | None, headers: str | None
+) -> CallOrigin:
     return CallOrigin(
         agent,
         parent,
         None if purpose is None else Purpose(purpose),
         None if offers_tools is None else bool(offers_tools),
+        None if headers is None else json.loads(headers),
     )
 
 

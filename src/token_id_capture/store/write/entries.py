@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, StorageFullError
-from token_id_capture.lifecycle import ORIGIN_FIELDS, UNTOLD, CallOrigin, IntentOutcome, State
+from token_id_capture.lifecycle import CALL_FIELDS, ORIGIN_FIELDS, UNTOLD, CallOrigin, IntentOutcome, State
 from token_id_capture.provenance import HistoryLink
 from token_id_capture.store.codec import PackedEntry, longest_prefix
 from token_id_capture.store.schema import call_histories, call_intents, entries, incomplete_flags, late_writes, rollouts
@@ -100,7 +100,7 @@ _SELECT_CANDIDATES = Statement(
 _INSERT_ROLLOUT = Statement(insert(rollouts), ["rollout_id", "incarnation", "state", "version", "opened_at"])
 _INSERT_ENTRY = Statement(insert(entries))
 _INSERT_HISTORY = Statement(insert(call_histories))
-_OF_INTENT: Final = ("writer_id", "begun_at", "outcome", "detail", *ORIGIN_FIELDS)
+_OF_INTENT: Final = ("writer_id", "begun_at", "outcome", "detail", *CALL_FIELDS)
 _new_intent = insert(call_intents)
 # A call that is still open stays as it is; one that was refused and begins again is open again.
 _INSERT_INTENT = Statement(
@@ -113,16 +113,19 @@ _INSERT_INTENT = Statement(
 _MEMBERS: Final = {kind: tuple(member.name for member in fields(kind)) for kind in (CallOrigin, HistoryLink)}
 _INSERT_FLAG = Statement(
     insert(incomplete_flags),
-    ["rollout_id", "model_call_id", "reason", "detail", "flagged_at", *ORIGIN_FIELDS],
+    ["rollout_id", "model_call_id", "reason", "detail", "flagged_at", *CALL_FIELDS],
 )
 # A call is known by its intent while it is open, and by its entry once it is stored.
 _SELECT_ORIGIN = Statement(
     union_all(
         *(
-            select(*(table.c[name] for name in ORIGIN_FIELDS)).where(
+            select(*(table.c[name] for name in ORIGIN_FIELDS), headers).where(
                 table.c.rollout_id == bindparam("rollout"), table.c.model_call_id == bindparam("call")
             )
-            for table in (call_intents, entries)
+            for table, headers in (
+                (call_intents, call_intents.c.session_headers),
+                (entries, func.json_extract(entries.c.extras, "$.session_headers")),
+            )
         )
     ).limit(1)
 )
@@ -262,6 +265,7 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
                     "outcome": None,
                     "detail": "",
                     **_columns(call.origin),
+                    "session_headers": _json(call.origin.session_headers),
                 }
             )
     _insert_new(batch, known.values())
@@ -304,7 +308,7 @@ def _flag(batch: Batch, mark: Mark) -> None:
         "reason": mark.reason,
         "detail": mark.detail,
         "flagged_at": batch.now,
-        **dict(zip(ORIGIN_FIELDS, origin or (None,) * len(ORIGIN_FIELDS), strict=True)),
+        **dict(zip(CALL_FIELDS, origin or (None,) * len(CALL_FIELDS), strict=True)),
     }
     _INSERT_FLAG.run(batch.connection, values)
     _RAISE_VERSION.run(batch.connection, {"rollout": mark.rollout_id})
@@ -354,6 +358,10 @@ def checked_call_id(model_call_id: str) -> str:
     if not isinstance(model_call_id, str) or not 1 <= len(model_call_id) <= 200:
         raise ValueError(f"invalid model call id {model_call_id!r}: use a text of 1 to 200 characters")
     return model_call_id
+
+
+def _json(headers: Mapping[str, str] | None) -> str | None:
+    return orjson.dumps(dict(headers)).decode() if headers else None
 
 
 def _columns(row: CallOrigin | HistoryLink) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, func, insert, literal, select, text, u
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
-from token_id_capture.lifecycle import ORIGIN_FIELDS, Outcome, State
+from token_id_capture.lifecycle import CALL_FIELDS, Outcome, State
 from token_id_capture.store.outcome_order import NEWEST_FIRST
 from token_id_capture.store.schema import (
     ENTRY_COLUMNS,
@@ -89,7 +89,7 @@ _COPY_ENTRIES = Statement(
 )
 _COPY_FLAGS = Statement(
     insert(snapshot_flags).from_select(
-        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at", *ORIGIN_FIELDS],
+        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at", *CALL_FIELDS],
         select(
             bindparam("snapshot"),
             bindparam("to_version"),
@@ -97,7 +97,7 @@ _COPY_FLAGS = Statement(
             incomplete_flags.c.reason,
             incomplete_flags.c.detail,
             incomplete_flags.c.flagged_at,
-            *(incomplete_flags.c[name] for name in ORIGIN_FIELDS),
+            *(incomplete_flags.c[name] for name in CALL_FIELDS),
         )
         .where(incomplete_flags.c.rollout_id == bindparam("rollout"))
         .order_by(incomplete_flags.c.flag_id),
@@ -105,7 +105,7 @@ _COPY_FLAGS = Statement(
 )
 _COPY_OPEN_INTENTS = Statement(
     insert(snapshot_flags).from_select(
-        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at", *ORIGIN_FIELDS],
+        ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at", *CALL_FIELDS],
         select(
             bindparam("snapshot"),
             bindparam("to_version"),
@@ -113,7 +113,7 @@ _COPY_OPEN_INTENTS = Statement(
             literal(reasons.CALL_LOST),
             func.printf("begun by process %d on %s", writers.c.pid, writers.c.host),
             bindparam("now"),
-            *(call_intents.c[name] for name in ORIGIN_FIELDS),
+            *(call_intents.c[name] for name in CALL_FIELDS),
         )
         .join(writers, writers.c.writer_id == call_intents.c.writer_id)
         .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
