@@ -86,7 +86,7 @@ async def test_programs_get_the_place_of_each_call(tokcap: RunTokcap, tmp_path: 
     ]
     retry, agent = shown["tree"][2], shown["tree"][4]
     assert (retry["same_prompt_as"], retry["shared"]) == ("kept", 3)
-    assert (agent["departs_from"], agent["diverges_at"]) == ("root", 0)
+    assert (agent["departs_from"], agent["departs_at"]) == ("root", 0)
 
 
 async def test_output_without_box_characters_gets_plain_ones(run_installed: RunInstalled, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_call_that_arrives_twice_is_one_call_and_with_other_tokens_an_error() 
         prefix_merging([entry, call("a", [1], [3])])
 
 
-def test_a_prompt_that_ends_inside_an_earlier_sequence_diverges_at_its_own_end() -> None:
+def test_a_prompt_that_ends_inside_an_earlier_sequence_departs_at_its_own_end() -> None:
     output = prefix_merging([call("a", [], [1, 2, 3]), call("b", [1, 2], [9])])
     (divergence,) = output.notes.divergences
     assert (divergence.position, divergence.expected_token_id, divergence.found_token_id) == (2, 3, None)

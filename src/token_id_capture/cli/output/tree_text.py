@@ -44,7 +44,7 @@ def tree_rows(tree: CallTree) -> list[dict[str, Any]]:
                 "shared": call.shared,
                 "same_prompt_as": call.same_as and call.same_as.entry.model_call_id,
                 "departs_from": earlier and earlier.entry.model_call_id,
-                "diverges_at": position,
+                "departs_at": position,
             }
         )
     return rows
