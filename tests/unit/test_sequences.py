@@ -310,9 +310,17 @@ def test_every_sampled_token_has_loss_in_exactly_one_row(entries: list[TokenEntr
         if one.parent is not None and one.parent_token is not None:
             shared = rows[one.parent].token_ids
             assert shared[: one.parent_token] == one.token_ids[: one.parent_token]
+            rest, other = shared[one.parent_token :], one.token_ids[one.parent_token :]
+            assert rest[:1] != other[:1] or not rest
     main = build(entries)
     if main.deliverable:
         assert main.trajectory() == every.rows[0].trajectory()
+
+
+def test_retries_that_begin_with_the_same_tokens_differ_behind_them() -> None:
+    retries = [call("a", [1], [2, 3, 4], finish_reason="stop"), call("b", [1], [2, 3, 5], finish_reason="stop")]
+    [_, other] = build(retries, sequences=ALL).training_rows()
+    assert (other.cause, other.parent, other.parent_token) == ("retry", 0, 3)
 
 
 @settings(max_examples=200, deadline=None)

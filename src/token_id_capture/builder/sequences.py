@@ -15,6 +15,7 @@ from token_id_capture.builder.chains import MAIN_CHAIN, Chain
 from token_id_capture.builder.projections import Trajectory, project_chain_trajectory
 from token_id_capture.reasons import split_reason
 from token_id_capture.records import TokenEntry
+from token_id_capture.tokens import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class _Starts:
 
     def __init__(self, joined: Joined, paths: list[list[LinkedCall]]) -> None:
         self._joined = joined
+        self._paths = paths
         self._begun = {call.order: one for one in joined.beginnings for call in joined.group_of(one.call)}
         self._place: dict[int, int] = {}
         for index, path in enumerate(paths):
@@ -151,17 +153,23 @@ class _Starts:
         first = next(call for call in path if self._place[call.order] == index)
         for other in self._joined.group_of(first):
             if self._place.get(other.order, index) < index:
-                return Cause.RETRY, Origin(self._place[other.order], len(first.prompt))
+                return Cause.RETRY, self._origin(self._place[other.order], path, len(first.prompt))
         one = self._begun.get(first.order)
         if one is None and index == 0:
             return None, None
         cause = one.cause if one is not None else self._unnamed(first)
         if one is not None and cause not in (None, Cause.SUB_AGENT, Cause.AUXILIARY):
             place = self._place.get(one.earlier.order)
-            return cause, None if place in (None, index) else Origin(place, one.divergence.position)
+            return cause, None if place in (None, index) else self._origin(place, path, one.divergence.position)
         if first.parent is not None and index:
-            return cause, Origin(self._place[first.parent.order], first.parent.length)
+            return cause, self._origin(self._place[first.parent.order], path, first.parent.length)
         return cause, None
+
+    def _origin(self, place: int, path: list[LinkedCall], agreed: int) -> Origin:
+        """Sequences that answer or continue one call may agree in further tokens; ``agreed`` of them are known to."""
+        leaves = self._paths[place][-1], path[-1]
+        rest, other = (TokenIds.joined(leaf.prompt, leaf.generation)[agreed:] for leaf in leaves)
+        return Origin(place, agreed + rest.common_prefix_length(other))
 
     def _unnamed(self, first: LinkedCall) -> Cause | None:
         """Why a sequence starts anew although it came first in time."""
