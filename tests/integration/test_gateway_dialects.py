@@ -16,6 +16,7 @@ from aiohttp import web
 
 from support.replay import Gateway, Recording, running_gateway, stream, until
 from token_id_capture.consumer import trajectories_from_source
+from token_id_capture.rebuild import ScoredAnswer, build_snapshot
 from token_id_capture.records import TokenEntry
 
 with warnings.catch_warnings():
@@ -107,7 +108,10 @@ async def test_a_dialect_stores_what_the_same_generation_stores_over_chat(gatewa
             assert entry.translation.client_response_id.encode() in response.body
             asked = gateway.engine.received[-1]
             assert (asked.target, asked.json()["model"]) == ("/v1/chat/completions", "policy")
-            assert not (await gateway.store.freeze(rollout)).incomplete
+            snapshot = await gateway.store.freeze(rollout)
+            assert not snapshot.incomplete
+            scored = ScoredAnswer(declared_response_id=entry.translation.client_response_id)
+            assert build_snapshot(snapshot, scored=scored).deliverable
 
 
 async def test_the_official_clients_read_whole_responses_and_streams(gateway: Gateway) -> None:

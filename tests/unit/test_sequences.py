@@ -12,6 +12,7 @@ from token_id_capture.builder.attribution import ScoredAnswer
 from token_id_capture.integrations.nemo_gym import scored_answer
 from token_id_capture.lifecycle import MAIN_AGENT, CallOrigin, Flag, Outcome, Purpose, Sequences
 from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.provenance import Translation
 from token_id_capture.rebuild import Build, build_snapshot
 from token_id_capture.records import TokenEntry
 
@@ -182,8 +183,9 @@ def test_the_same_text_at_two_depths_says_nothing() -> None:
 
 
 def test_the_id_that_the_client_was_shown_is_a_witness_too() -> None:
-    shown = [C1, TokenEntry.model_validate({**C2.model_dump(), "shown_response_id": "msg_2"}), C3]
+    shown = [C1, C2.model_copy(update={"translation": Translation("messages", "their-model", "msg_2")}), C3]
     assert delivered(build(shown, record(id="msg_2"))) == ["c1", "c2"]
+    assert delivered(build(shown, ScoredAnswer(declared_response_id="msg_2"))) == ["c1", "c2"]
 
 
 def test_tool_calls_are_compared_as_what_they_mean() -> None:

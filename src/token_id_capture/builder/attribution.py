@@ -98,7 +98,7 @@ def _with_response_id(calls: Iterable[_Candidate], response_id: str) -> Iterator
 
 def response_ids(entry: TokenEntry) -> tuple[str | None, ...]:
     """The id that the engine gave the response, and the one that the client was shown."""
-    return entry.response_id, (entry.model_extra or {}).get("shown_response_id")
+    return entry.response_id, entry.translation.client_response_id if entry.translation is not None else None
 
 
 def _with_content(joined: Joined, calls: list[_Candidate], transcript: tuple[Any, ...]) -> Iterator[_Candidate]:
