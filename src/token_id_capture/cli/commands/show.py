@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from token_id_capture.explanation import CallTree
-    from token_id_capture.lifecycle import CallOrigin
     from token_id_capture.store import CallSummary, RolloutDetail
 
 
@@ -115,8 +114,11 @@ def _calls(calls: Sequence[CallSummary]) -> tuple[str, tuple[str, ...], list[tup
     return "calls", (*named, *(("continuity",) if continuity else ()), "created"), rows
 
 
-def _session(origin: CallOrigin) -> str | None:
-    return ", ".join(f"{name}: {value}" for name, value in (origin.session_headers or {}).items()) or None
+def _session_headers(detail: RolloutDetail) -> list[tuple[object, ...]]:
+    """A row for each header of a call that was flagged or is not stored: the tables of those have no width left."""
+    told = {flag.model_call_id: flag.origin.session_headers or {} for flag in detail.flags}
+    told |= {intent.model_call_id: intent.origin.session_headers or {} for intent in detail.intents}
+    return [(call, name, value) for call, headers in told.items() for name, value in headers.items()]
 
 
 def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
@@ -124,22 +126,15 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
         _calls(detail.calls),
         (
             "flags",
-            ("call", "agent", "reason", "detail", "flagged", "session"),
+            ("call", "agent", "reason", "detail", "flagged"),
             [
-                (
-                    flag.model_call_id,
-                    flag.origin.agent,
-                    flag.reason,
-                    flag.detail,
-                    local_time(flag.flagged_at),
-                    _session(flag.origin),
-                )
+                (flag.model_call_id, flag.origin.agent, flag.reason, flag.detail, local_time(flag.flagged_at))
                 for flag in detail.flags
             ],
         ),
         (
             "intents",
-            ("call", "agent", "outcome", "detail", "begun", "by process", "on host", "session"),
+            ("call", "agent", "outcome", "detail", "begun", "by process", "on host"),
             [
                 (
                     intent.model_call_id,
@@ -149,11 +144,11 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
                     local_time(intent.begun_at),
                     intent.writer_pid,
                     intent.writer_host,
-                    _session(intent.origin),
                 )
                 for intent in detail.intents
             ],
         ),
+        ("session headers of these", ("call", "header", "value"), _session_headers(detail)),
         (
             "outcomes",
             ("version", "outcome", "reason", "recorded"),
