@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenIdCaptureSettings(BaseModel):
-    """The block itself. An unknown key is an error, for a misspelt one would silently do nothing.
+    """The block itself. An unknown key is an error, as a misspelt one would silently do nothing.
 
     ``dir`` is an absolute directory, ``sink`` a ``module.path:ClassName`` that is constructed with
     ``sink_kwargs``. ``max_mask_fraction`` is from 0 to 1; a batch run stops once more than that

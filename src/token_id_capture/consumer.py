@@ -93,7 +93,7 @@ async def trajectories_from_source(
     - ``reason``: a code, empty if unmasked; ``reasons``: all that apply, each ``"code: particulars"``;
       ``error``: the reason in words, only if masked;
     - ``divergences``: where prompts diverge from earlier calls, at most 16, as plain dicts;
-    - ``unresolved_retries``: ids of calls that answer one prompt and of which none was continued;
+    - ``unresolved_retries``: ids of calls that answer one prompt, none of them continued;
     - ``metrics``: counts, all JSON;
     - ``_capture_snapshot``: ``{"snapshot_id", "version"}`` of the snapshot, unless the freeze failed.
 

@@ -73,7 +73,7 @@ class _Packed(Sequence[_Number]):
         """Read back what ``tobytes`` gave (little-endian); the values are not checked again.
 
         Raises:
-            InvalidEntryError: the number of bytes is no multiple of the item size.
+            InvalidEntryError: the number of bytes is not a multiple of the item size.
         """
         if len(data) % cls.itemsize:
             raise InvalidEntryError(f"{len(data)} bytes do not divide into items of {cls.itemsize} bytes")
@@ -280,7 +280,7 @@ class LogProbs(_Packed[float]):
     """Log probabilities: finite doubles, eight bytes each; booleans count as numbers, as above.
 
     Raises:
-        InvalidEntryError: an item is no number, or is NaN or infinite.
+        InvalidEntryError: an item is not a number, or is NaN or infinite.
     """
 
     __slots__ = ()

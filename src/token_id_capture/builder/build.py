@@ -46,7 +46,7 @@ class Joined:
 
     @cached_property
     def beside(self) -> frozenset[int]:
-        """The calls, by their order, that are no turns of a conversation."""
+        """The calls, by their order, that are not turns of a conversation."""
         return calls_beside(self.forest)
 
     @cached_property

@@ -105,7 +105,7 @@ def is_main_agent(agent: str | None) -> bool:
 
 
 def calls_beside(forest: CallForest) -> frozenset[int]:
-    """The calls, by their order, that are no turns of a conversation: titles, summaries, prewarming.
+    """The calls, by their order, that are not turns of a conversation: titles, summaries, prewarming.
 
     The harness says so; or they offer no tools although others of their agent do, and nothing continues them.
     """
@@ -118,7 +118,7 @@ def _is_beside(call: LinkedCall, with_tools: set[str | None]) -> bool:
 
 
 def is_beside(origin: CallOrigin, agent_has_tools: bool) -> bool:
-    """Whether a call that nothing continues is no turn of its agent's conversation."""
+    """Whether a call that nothing continues is not a turn of its agent's conversation."""
     if origin.purpose is not None:
         return origin.purpose in (Purpose.AUXILIARY, Purpose.PREWARM)
     return origin.offers_tools is False and agent_has_tools

@@ -70,7 +70,7 @@ class PrefixTree:
         return reached, reached, reached.depth
 
     def insert(self, call: int, tail: TokenIds, start: PrefixTreeNode) -> PrefixTreeNode:
-        """Add the sequence that leads to ``start`` and goes on with ``tail``; return its end."""
+        """Add the sequence that leads to ``start`` and continues with ``tail``; return its end."""
         node = start
         while tail:
             below = node.branches.get(tail[0])

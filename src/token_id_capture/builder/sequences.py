@@ -31,7 +31,7 @@ class Sequence:
     """One sequence of a rollout: the calls of ``chain``, each of which continues the one before.
 
     ``agent`` and ``purpose`` are those of its last call, as far as the harness tells; ``beside`` says that
-    this is no turn of a conversation. ``cause`` is why it starts anew, None for what everything began with;
+    this is not a turn of a conversation. ``cause`` is why it starts anew, None for what everything began with;
     ``origin`` the sequence that it departs from. ``segment`` counts, from 0, how often its agent's
     conversation was compacted before. ``trained`` has an item a call: whether its tokens have their loss
     here. ``reasons`` say why it must not be trained on; none does if it may.

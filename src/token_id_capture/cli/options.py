@@ -85,14 +85,14 @@ def existing_store(database: str) -> TokenCaptureStore:
 
 
 def output_console() -> Console:
-    """Standard output; plain text when it is no terminal."""
+    """Standard output; plain text when it is not a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def error_console() -> Console:
-    """Standard error; plain text when it is no terminal."""
+    """Standard error; plain text when it is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -163,7 +163,7 @@ def fail(message: str, code: int = EXIT_UNUSABLE) -> NoReturn:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on only if a person agrees, or did with ``--yes``."""
+    """Continue only if a person agrees, or did with ``--yes``."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -22,7 +22,7 @@ class Role(StrEnum):
     RETRY = "retry"
     """Left out: a later call continues another answer to the same prompt."""
     UNRESOLVED = "unresolved"
-    """One of several answers to a prompt of which none was continued."""
+    """One of several answers to a prompt, none of them continued."""
     COPY = "copy"
     """Left out: it repeats another call token for token."""
     EMPTY = "empty"

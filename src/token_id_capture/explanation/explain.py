@@ -225,7 +225,7 @@ def _recorded_findings(recorded: BuildOutcome) -> Iterator[Finding]:
 
 
 def _unresolved(tree: CallTree) -> Finding:
-    """Answers to one prompt of which none was continued: retries, or the choices of a single request."""
+    """Answers to one prompt, none of them continued: retries, or the choices of a single request."""
     calls = tree.output.notes.unresolved_retries
     requests = {tree.find(call).choice_of for call in calls}
     found = _finding(reasons.UNRESOLVED_RETRY, calls)

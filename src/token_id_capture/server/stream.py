@@ -162,7 +162,7 @@ class StreamedResponse:
         chunk = read.parsed
         if not isinstance(chunk, dict):
             self._unreadable += not self._done
-        elif not self._done:  # what comes after the end is no part of the response
+        elif not self._done:  # what comes after the end is not part of the response
             if chunk.get("error") is not None and not chunk.get("choices"):
                 self._error = self._error or _error_message(chunk["error"])
                 self._holding = True

@@ -78,7 +78,7 @@ class TokenCaptureStore:
 
     Raises:
         ReplacedDatabaseError: the file was removed or replaced since this store, or the one of
-            ``file_id``, opened it. A store never goes on with another file.
+            ``file_id``, opened it. A store never continues with another file.
         UnusableDatabaseError, and what is below it: on first use, if the file cannot be used.
     """
 

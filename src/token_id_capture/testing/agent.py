@@ -90,7 +90,7 @@ class ChatAgent:
             raise BrokenCallError(str(error) or type(error).__name__) from error
 
     def accept(self, answer: Answer, otherwise: str) -> None:
-        """Go on from an answer: with the results of its tool calls, or else with what the user says."""
+        """Continue from an answer: with the results of its tool calls, or else with what the user says."""
         self.messages.append(answer.message)
         calls = answer.message.get("tool_calls") or []
         for call in calls:

@@ -156,7 +156,7 @@ def prompt_text(body: Mapping[str, Any]) -> str:
     """The text of the ``tokens`` of a body.
 
     Raises:
-        RefusedRequestError: they are no list of token ids.
+        RefusedRequestError: they are not a list of token ids.
     """
     return decode(_token_ids(body.get("tokens")), marks=True)
 

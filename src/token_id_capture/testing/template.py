@@ -96,7 +96,7 @@ def _is_mark(token: int) -> bool:
 
 
 def token_text(token: int) -> str:
-    """What one token looks like on its own; a byte that is no character of its own is empty."""
+    """What one token looks like on its own; a byte that is not a character of its own is empty."""
     if token >= 256:
         return _MARK_TEXTS[token]
     return chr(token) if token < 128 else ""

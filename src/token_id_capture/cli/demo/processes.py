@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class DemoFailedError(Exception):
-    """The demo cannot go on; the message says what broke and where to look."""
+    """The demo cannot continue; the message says what broke and where to look."""
 
 
 class EngineProcess:

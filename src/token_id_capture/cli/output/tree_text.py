@@ -94,7 +94,7 @@ def _runs(call: PlacedCall, sizes: dict[int, int]) -> Iterator[tuple[list[Placed
 
 
 def _sizes(tree: CallTree) -> dict[int, int]:
-    """How many calls each call leads to. The larger branch goes on as the trunk, so trees stay flat."""
+    """How many calls each call leads to. The larger branch continues as the trunk, so trees stay flat."""
     sizes = {id(call): 1 for call in tree.calls}
     # A prompt is longer than that of the call it continues.
     for call in sorted(tree.calls, key=lambda call: -len(call.entry.prompt_token_ids)):

@@ -18,7 +18,7 @@ def read_key(path: str | os.PathLike[str]) -> str:
     """The key in a file: one line of printable ASCII without spaces; blanks around it are taken off.
 
     Raises:
-        ConfigurationError: the file cannot be read, or what it holds is no such key.
+        ConfigurationError: the file cannot be read, or it does not hold such a key.
     """
     try:
         with open(path, "rb") as file:
@@ -35,7 +35,7 @@ def read_key(path: str | os.PathLike[str]) -> str:
 def check_key_file(path: Path) -> None:
     """Read the key once, and say so where others may read or replace the file.
 
-    That is no refusal: secrets that are mounted into containers usually are readable by all.
+    That is not a refusal: secrets that are mounted into containers usually are readable by all.
 
     Raises:
         ConfigurationError: as for ``read_key``.

@@ -47,7 +47,7 @@ def log_to_stderr(log_format: LogFormat, *, access_log: bool = False) -> None:
 
 
 def announce(message: str, log_format: LogFormat) -> None:
-    """Say something that is no warning: a bare line, or a JSON object among the others."""
+    """Say something that is not a warning: a bare line, or a JSON object among the others."""
     print(_json_line(message, logging.INFO) if log_format == "json" else message, file=sys.stderr, flush=True)
 
 

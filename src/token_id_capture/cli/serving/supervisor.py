@@ -61,7 +61,7 @@ def run_server(listener: socket.socket, workers: int, shutdown_seconds: int, log
         if not started:
             raise typer.Exit(1)
         return
-    # After its shutdown uvicorn raises the signal again; stopping when told to is no failure.
+    # After its shutdown uvicorn raises the signal again; stopping when told to is not a failure.
     signal.signal(signal.SIGTERM, _leave)
     with contextlib.suppress(KeyboardInterrupt):
         make_server(shutdown_seconds).run(sockets=[listener])

@@ -125,7 +125,7 @@ def _app(settings: WorkerSettings) -> ASGIApp:
 
 
 def _allow_many_files() -> int:
-    """Raise the soft limit of open files, for each call in flight holds two; returns the limit."""
+    """Raise the soft limit of open files, as each call in flight holds two; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = _CONNECTIONS if hard == unlimited else min(hard, _CONNECTIONS)

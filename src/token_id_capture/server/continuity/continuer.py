@@ -39,7 +39,7 @@ from token_id_capture.tokens import TokenIds
 _logger = logging.getLogger(__name__)
 
 _LONGEST: Final = 5.0
-"""Seconds until a call goes on with the template's prompt."""
+"""Seconds until a call continues with the template's prompt."""
 _SCOPES_REMEMBERED: Final = 4096
 
 

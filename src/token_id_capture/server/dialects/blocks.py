@@ -52,7 +52,7 @@ class BlockWriter(Protocol):
         ...
 
     def append(self, block: Block, piece: str) -> bytes:
-        """The open block goes on."""
+        """The open block continues."""
         ...
 
     def close(self, block: Block) -> bytes:

@@ -48,7 +48,7 @@ class TranslationOptions:
     """How requests are translated.
 
     ``model`` replaces the client's model name; None keeps it. ``max_tokens`` caps what a client asks for, in
-    tokens; None is no cap.
+    tokens; None means no cap.
     """
 
     model: str | None = None

@@ -253,7 +253,7 @@ def _joined(known: list[Any] | _Values | None, new: list[Any] | _Values | None) 
 
 
 def choices_of(response: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The choices of a response or chunk with their indices; what is no choice is passed over."""
+    """The choices of a response or chunk with their indices; anything that is not a choice is skipped."""
     choices = response.get("choices")
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(choice, dict):
@@ -286,7 +286,7 @@ def id_array(value: object) -> list[Any] | TokenIds | None:
 
 
 def entries_of(log_probs: object) -> list[Mapping[str, Any]] | None:
-    """The entries of ``logprobs.content``; what is no object becomes an empty one."""
+    """The entries of ``logprobs.content``; anything that is not an object becomes an empty one."""
     content = array(log_probs.get("content")) if isinstance(log_probs, dict) else None
     return None if content is None else [entry if isinstance(entry, dict) else {} for entry in content]
 

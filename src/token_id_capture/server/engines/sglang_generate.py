@@ -31,7 +31,7 @@ _LOG_PROB_MEMBERS: Final = (
 
 
 def read_pairs(meta: Mapping[str, Any]) -> list[tuple[Any, Any]] | None:
-    """The log probability and token id of each of ``output_token_logprobs``; two None for what is no entry."""
+    """The log probability and token id of each of ``output_token_logprobs``; two None where there is no entry."""
     entries = array(meta.get("output_token_logprobs"))
     if entries is None:
         return None

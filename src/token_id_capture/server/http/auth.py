@@ -22,7 +22,7 @@ class ApiKeyMiddleware:
     or as ``key`` of the query.
 
     ``open_paths`` need no key; the application must answer them itself. A websocket handshake
-    that a server made a scope of its own is let through, for the gateway refuses all of them.
+    that a server made a scope of its own is let through, as the gateway refuses all of them.
     """
 
     def __init__(self, app: ASGIApp, key: str, metrics: GatewayMetrics, *, open_paths: Iterable[str] = ()) -> None:

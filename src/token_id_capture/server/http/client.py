@@ -8,7 +8,7 @@ caller that asks. So while the engine answers, one task waits in ``receive`` for
     engine                             data: {...}   data: {...}      data: {...}  data: [DONE]
     gateway                            passed on     passed on        read and stored, for at most drain_seconds
 
-The call goes on without its client, since what the policy samples after that still belongs to the rollout.
+The call continues without its client, since what the policy samples after that still belongs to the rollout.
 Writes to a client that is gone are dropped.
 """
 
@@ -79,7 +79,7 @@ class HangUpLimit:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
 
     def lift(self) -> None:
-        """End the limit: what follows is finished whoever listens, so nobody needs to watch."""
+        """End the limit: what follows is finished even if nobody listens, so nobody needs to watch."""
         self._watcher.cancel()
         if not self._timeout.expired():
             self._timeout.reschedule(None)

@@ -201,7 +201,7 @@ def parse_upstream(url: str) -> URL:
     """Read an engine's base URL.
 
     Raises:
-        ConfigurationError: it is no http or https URL with a host.
+        ConfigurationError: it is not an http or https URL with a host.
     """
     try:
         parsed = URL(url)

@@ -245,7 +245,7 @@ def _end(text: str, start: int) -> int:
 
 
 def _blank(text: str, index: int) -> int:
-    """The first position from ``index`` on that is no whitespace."""
+    """The first position from ``index`` on that is not whitespace."""
     end: int = WHITESPACE.match(text, index).end()
     return end
 

@@ -83,7 +83,7 @@ class ChunkShapes:
     def run(self, data: bytes, start: int) -> ChunkRun | None:
         """The longest run of events of one known shape that begins at ``start``.
 
-        What they say is kept for ``read``, which is due first where ``data`` goes on in another shape.
+        What they say is kept for ``read``, which is due first where ``data`` continues in another shape.
         """
         try:
             for shape in self._shapes if self._shape is None else (self._shape,):
@@ -173,7 +173,7 @@ class _Shape:
         """The longest run of events of this shape from ``start`` on; adds their values to ``values``.
 
         Raises:
-            ValueError: the bytes of one are no text.
+            ValueError: the bytes of one are not text.
         """
         head, match_at = self.head, self.pattern.match
         found: list[_Values] = []

@@ -118,7 +118,7 @@ def entries_from(
 ) -> list[TokenEntry]:
     """One entry for each choice; the first has the call's own id, the others add their position.
 
-    ``media`` are the digests of what is no text in the prompt.
+    ``media`` are the digests of the prompt's parts that are not text.
 
     Raises:
         NotCapturableError: the tokens are missing, not equally many, or no tokens.

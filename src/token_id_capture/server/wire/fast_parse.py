@@ -195,7 +195,7 @@ def packed_log_probs(entries: bytes) -> LogProbs:
     """The log probabilities of a JSON array of a chat's entries, whose other fields are not looked at.
 
     Raises:
-        ValueError: it is no such array, or an entry names the id of its token.
+        ValueError: it is not such an array, or an entry names the id of its token.
     """
     if not entries.isascii():
         entries.decode()  # what is skipped has to be text all the same

@@ -49,7 +49,7 @@ class KnownTexts:
         """The ids of a JSON array.
 
         Raises:
-            ValueError: it is no array of ids.
+            ValueError: it is not an array of ids.
         """
         if b"e" in text:
             raise ValueError("true and false are no ids, though Python counts with them")

@@ -111,7 +111,7 @@ class CallBody:
 
 
 def media_parts(body: Mapping[str, Any]) -> list[Any]:
-    """The parts of a request's prompt that are no text, in order: those of its messages, and members of its own."""
+    """The parts of a request's prompt that are not text, in order: those of its messages, and members of its own."""
     messages = body.get("messages")
     parts: list[Any] = []
     for message in messages if isinstance(messages, list) else ():

@@ -43,7 +43,7 @@ def _head(endpoint: Endpoint, response: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chunks(endpoint: Endpoint, response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     head = _head(endpoint, response)
-    # What belongs to the whole response and is no part of OpenAI's, such as the prompt's ids, comes once.
+    # What belongs to the whole response and is not part of OpenAI's, such as the prompt's ids, comes once.
     extra = {name: value for name, value in response.items() if name not in head and name not in ("choices", "usage")}
     choices = response.get("choices")
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):

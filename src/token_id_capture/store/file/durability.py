@@ -2,7 +2,7 @@
 
 After a failed fsync Linux calls the pages clean that it could not write (https://lwn.net/Articles/752063/). A
 later fsync of them succeeds and writes nothing, and everything still reads well, until the power fails. SQLite
-would go on behind such a hole in its log, whose rest is worth nothing then. So the first process that notices an
+would continue behind such a hole in its log, whose rest is worth nothing then. So the first process that notices an
 I/O error leaves a note beside the database (``WriterLock.doubt``), and nobody acknowledges anything before the
 whole log was written anew and moved into the file.
 """

@@ -75,7 +75,7 @@ class DatabaseFile:
             self.refuse()
 
     def refuse(self) -> NoReturn:
-        """Go on with it no more."""
+        """Stop using it."""
         self._lost = True
         raise ReplacedDatabaseError(
             f"{self.path} was removed or replaced, or cut short, while it was in use, so nothing is acknowledged or "

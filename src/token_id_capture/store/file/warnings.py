@@ -22,7 +22,7 @@ class VolatileStorageWarning(StoreWarning):
 
 
 def warn(message: str, category: type[StoreWarning]) -> None:
-    """Warn, and never raise: these come from the writer thread, which must go on."""
+    """Warn, and never raise: these come from the writer thread, which must continue."""
     try:
         warnings.warn(message, category, stacklevel=3)
     except StoreWarning:

@@ -1,6 +1,6 @@
 """A consistent copy of a database that others are writing.
 
-``VACUUM INTO`` reads one snapshot while writers go on, leaves free pages out, and carries nothing
+``VACUUM INTO`` reads one snapshot while writers continue, leaves free pages out, and carries nothing
 over of what was deleted. (The backup API would copy the free pages too, and starts again whenever
 another process commits, unless all pages go in one uninterruptible step.) The copy is made under a
 temporary name beside the destination and gets its name only when it is whole and on disk.

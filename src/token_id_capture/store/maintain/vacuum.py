@@ -14,7 +14,7 @@ from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.maintain.maintenance import Maintenance, maintenance
 from token_id_capture.store.maintain.verification import Progress
 
-# 4 MB: some tens of milliseconds, for which the writers wait.
+# 4 MB: the writers wait for some tens of milliseconds.
 PAGES_PER_STEP: Final = 512
 _CHECKPOINT_WAL_BYTES: Final = 64 * 2**20
 _INSTRUCTIONS_PER_TICK: Final = 100_000

@@ -46,7 +46,7 @@ class Evidence:
 
     ``snapshot`` is what a freeze would have given at this moment: the latest snapshot of a frozen
     rollout, incomplete if a mark landed after it; of an open one all that is stored so far, with an
-    empty ``snapshot_id``; of a retired one it is empty, for its evidence is gone.
+    empty ``snapshot_id``; of a retired one it is empty, as its evidence is gone.
     """
 
     rollout_id: str

@@ -22,7 +22,7 @@ from token_id_capture.tokens import LogProbs, TokenIds
 
 ROWS_AT_A_TIME: Final = 256
 
-# How many instructions of SQLite's machine pass between two looks at whether to go on: milliseconds.
+# How many instructions of SQLite's machine pass between two looks at whether to continue: milliseconds.
 _INSTRUCTIONS: Final = 100_000
 
 _READING: Final = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}

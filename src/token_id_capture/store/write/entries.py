@@ -353,7 +353,7 @@ def checked_call_id(model_call_id: str) -> str:
     """The id of a call, if it is one.
 
     Raises:
-        ValueError: it is no text of 1 to 200 characters.
+        ValueError: it is not a text of 1 to 200 characters.
     """
     if not isinstance(model_call_id, str) or not 1 <= len(model_call_id) <= 200:
         raise ValueError(f"invalid model call id {model_call_id!r}: use a text of 1 to 200 characters")

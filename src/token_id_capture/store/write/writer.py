@@ -112,7 +112,7 @@ class Writer:
         return self._connection is None
 
     def go_on_after_fork(self) -> None:
-        """Let the thread go on; it opens the database again when there is something to do."""
+        """Let the thread continue; it opens the database again when there is something to do."""
         self._turn.release()
 
     async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:

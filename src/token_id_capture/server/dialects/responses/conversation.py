@@ -129,7 +129,7 @@ class Conversation:
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def _end_results(self) -> None:
-        """What follows is no tool output: the images of those before it become a user message."""
+        """What follows is not a tool output: the images of those before it become a user message."""
         self._assistant = None
         if self._images:
             self._messages.append({"role": "user", "content": self._images})

@@ -14,7 +14,7 @@ _SEPARATOR: Final = "__"
 CUSTOM_INPUT: Final = "input"
 """The one parameter of the function that stands for a custom tool."""
 
-# Tools that OpenAI's servers run themselves. Codex offers web_search in every request, so refusing is no option.
+# Tools that OpenAI's servers run themselves. Codex offers web_search in every request, so refusing is not an option.
 _HOSTED: Final = frozenset({"web_search", "web_search_preview", "image_generation", "file_search", "tool_search"}) | {
     "code_interpreter",
     "mcp",
