@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.captured import put_chain
+from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.read.queries import Execute
 from token_id_capture.store.read.token_connections import TokenReader
+from token_id_capture.store.read.tokens import read_snapshot
 
 
 @pytest.fixture
@@ -107,4 +113,35 @@ async def test_a_fork_finds_no_connection_open_and_is_told_of_one_in_use(path: P
         return closed
 
     assert not reader.read(fork_meanwhile)
+    reader.close()
+
+
+class DroppedAfterEachRead(TokenReader):
+    """A reader after whose every read somebody else retires the snapshot."""
+
+    def __init__(self, path: Path, snapshot: TokenCaptureSnapshot) -> None:
+        super().__init__(path)
+        self.snapshot = snapshot
+
+    def read(self, query: Callable[..., Any], *given: Any) -> Any:
+        found = super().read(query, *given)
+        asyncio.run(self._drop())
+        return found
+
+    async def _drop(self) -> None:
+        async with TokenCaptureStore(self.path) as store:
+            named = {"snapshot_id": self.snapshot.snapshot_id, "version": self.snapshot.version}
+            assert await store.drop(self.snapshot.rollout_id, **named)
+
+
+def test_a_snapshot_that_is_retired_while_it_is_read_never_looks_complete(tmp_path: Path) -> None:
+    async def freeze() -> TokenCaptureSnapshot:
+        async with TokenCaptureStore(tmp_path / "captures.db") as store:
+            await put_chain(store, "r")
+            await store.mark_incomplete("r", "lost", "call_lost")
+            return await store.freeze("r")
+
+    frozen = asyncio.run(freeze())
+    reader = DroppedAfterEachRead(tmp_path / "captures.db", frozen)
+    assert read_snapshot(reader, "r", frozen.snapshot_id, frozen.version) == frozen
     reader.close()

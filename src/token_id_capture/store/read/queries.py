@@ -251,5 +251,18 @@ def snapshot_rows(execute: Execute, snapshot_id: str, version: int) -> Rows | No
     return rows
 
 
+def snapshot(execute: Execute, snapshot_id: str, version: int) -> tuple[Rows, tuple[Flag, ...]] | None:
+    """The rows of a snapshot's entries and its flags; None if it is not stored any more.
+
+    Both come from one call, so that they are of one state: entries whose flags were deleted meanwhile would
+    look complete.
+
+    Raises:
+        CorruptCaptureError: it does not hold what was copied into it.
+    """
+    rows = snapshot_rows(execute, snapshot_id, version)
+    return None if rows is None else (rows, snapshot_flags(execute, snapshot_id, version))
+
+
 def _as_dicts(result: Result) -> Rows:
     return [dict(zip(ENTRY_ROW, row, strict=True)) for row in result.fetchall()]

@@ -17,10 +17,10 @@ def read_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, versio
         RolloutRetiredError: another process retired it meanwhile.
         CorruptCaptureError: the snapshot or a call in it is damaged.
     """
-    rows = reader.read(queries.snapshot_rows, snapshot_id, version)
-    if rows is None:
+    found = reader.read(queries.snapshot, snapshot_id, version)
+    if found is None:
         raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
-    flags = reader.read(queries.snapshot_flags, snapshot_id, version)
+    rows, flags = found
     entries = unpack_rollout(rollout_id, rows)
     return TokenCaptureSnapshot(rollout_id, entries, bool(flags), snapshot_id, version, flags)
 
