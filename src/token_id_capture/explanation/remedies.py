@@ -88,7 +88,7 @@ ONE_CHOICE: Final = (
 # About nothing_recorded, where something is known of the rollout: the harness has its URL right.
 CALLED_AND_LOST: Final = "The harness called the right URL. See to the calls that are named above."
 CALLED_AND_REFUSED: Final = (
-    "The harness called the right URL, and the engine refused each call: tokcap show tells with which status, and the "
-    "harness or the engine's log why."
+    "The engine refused each call. tokcap show tells with which status, and the harness or the engine's log why; "
+    "after a 404, check the path behind /training-token-capture and the model's name."
 )
 CALLED_TOO_LATE: Final = "The harness called the right URL, but too late. Finalize a rollout once its agent has ended."
