@@ -7,7 +7,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import pytest
 
@@ -17,6 +17,9 @@ from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.read.queries import Execute
 from token_id_capture.store.read.token_connections import TokenReader
 from token_id_capture.store.read.tokens import read_snapshot
+
+_Found = TypeVar("_Found")
+_Given = TypeVarTuple("_Given")
 
 
 @pytest.fixture
@@ -123,15 +126,15 @@ class DroppedAfterEachRead(TokenReader):
         super().__init__(path)
         self.snapshot = snapshot
 
-    def read(self, query: Callable[..., Any], *given: Any) -> Any:
+    def read(self, query: Callable[[Execute, *_Given], _Found], *given: *_Given) -> _Found:
         found = super().read(query, *given)
         asyncio.run(self._drop())
         return found
 
     async def _drop(self) -> None:
         async with TokenCaptureStore(self.path) as store:
-            named = {"snapshot_id": self.snapshot.snapshot_id, "version": self.snapshot.version}
-            assert await store.drop(self.snapshot.rollout_id, **named)
+            frozen = self.snapshot
+            assert await store.drop(frozen.rollout_id, snapshot_id=frozen.snapshot_id, version=frozen.version)
 
 
 def test_a_snapshot_that_is_retired_while_it_is_read_never_looks_complete(tmp_path: Path) -> None:
