@@ -88,3 +88,9 @@ def run_installed() -> RunInstalled:
         return subprocess.run([TOKCAP, *map(str, arguments)], **settings)  # type: ignore[call-overload,no-any-return]
 
     return run
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are named after their parameter: compressed ones hold the time, so that two processes would collect
+    different tests."""
+    return argname if isinstance(val, bytes) else None
