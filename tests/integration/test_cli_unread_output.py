@@ -80,7 +80,9 @@ def test_the_log_is_emptied_all_the_same(
             assert process.poll() is None
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--json"], ["ls", "--limit", "4000"], ["show", "zz-long"]])
+@pytest.mark.parametrize(
+    "arguments", [["ls", "--limit", "70"], ["ls", "--json"], ["ls", "--limit", "4000"], ["show", "zz-long"]]
+)
 def test_ctrl_c_ends_the_command_without_a_word(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> None:
     # Of the first, the last bytes are all that is left to write: they wait until the very end.
     with unread(*arguments, "-d", database_with(4_000, tmp_path_factory)) as process:

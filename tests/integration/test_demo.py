@@ -102,7 +102,9 @@ def test_the_lost_call_is_named_with_the_process_that_was_killed(finished: Finis
     (call,) = lost["lost_calls"]
     with pytest.raises(ProcessLookupError):
         os.kill(call["pid"], 0)
-    shown = CliRunner().invoke(app, ["show", "lost-call", "--database", str(finished.directory)])
+    shown = CliRunner().invoke(
+        app, ["show", "lost-call", "--database", str(finished.directory)], env={"COLUMNS": "400"}
+    )
     assert call["model_call_id"] in shown.stdout
     assert "still open" in shown.stdout
 

@@ -229,7 +229,7 @@ async def test_a_request_that_cannot_be_decompressed_is_refused_and_leaves_nothi
         assert await gateway.store.list_rollouts() == []
 
 
-@pytest.mark.parametrize("path", ["/abort_requests", "/v1beta/models/m:countTokens", "/pause?mode=wait"])
+@pytest.mark.parametrize("path", ["/abort_requests", "/pause?mode=wait"])
 async def test_what_an_engine_is_told_marks_no_rollout(gateway: Gateway, path: str) -> None:
     gateway.engine.handler = answering({"ok": True})
     assert (await gateway.post(path, {})).status == 200

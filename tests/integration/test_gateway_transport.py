@@ -113,7 +113,7 @@ async def test_a_response_that_is_compressed_all_the_same_is_marked_and_not_pass
     [
         (CHAT, orjson.dumps(BODY), ""),
         (CHAT + "/", orjson.dumps(BODY), f"POST {CHAT}/: "),
-        ("/v1/responses", orjson.dumps(BODY), "POST /v1/responses: "),
+        ("/v1/audio/speech", orjson.dumps(BODY), "POST /v1/audio/speech: "),
         (CHAT, b"nonsense", "a body that cannot be read here: "),
     ],
 )

@@ -34,6 +34,7 @@ RULES = st.lists(
             lambda steps: (*steps[:-1], steps[-1] if steps[-1] != EVERY else "a")
         ),
         st.booleans(),
+        st.just("null"),
     ),
     max_size=5,
     # Of two rules for one place only one can hold.

@@ -120,7 +120,8 @@ def terminal_width() -> int | None:
 def wrapped(line: str, room: int | None, hanging: int = 2) -> str:
     """``line`` in lines of at most ``room`` characters, broken between words alone, so that an id or a path can
     be copied; lines after the first are ``hanging`` characters further in."""
-    if room is None or len(line) <= room:
+    # A terminal that was never told its size says 0.
+    if not room or len(line) <= room:
         return line
     import textwrap
 
