@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import statistics
 import sys
@@ -50,8 +51,13 @@ def calls(rollout: str, sequences: int) -> Iterator[TokenEntry]:
         prompt = [*prompt, *sampled]
 
 
-async def fill(database: Path, rollouts: int, sequences: int) -> None:
+def fill(database: Path, rollouts: int, sequences: int) -> None:
     """Store all calls of all rollouts."""
+    asyncio.run(store_all(database, rollouts, sequences))
+
+
+async def store_all(database: Path, rollouts: int, sequences: int) -> None:
+    """The same, in an event loop."""
     async with TokenCaptureStore(database) as store:
         for start in range(0, rollouts, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, rollouts))
@@ -85,7 +91,14 @@ def main() -> None:
         scratch = Path(directory)
         found: dict[int, list[tuple[float, float, int]]] = {1: [], SEQUENCES: []}
         for sequences in found:
-            asyncio.run(fill(scratch / f"{sequences}.db", options.rollouts, sequences))
+            # In a process of its own: a child starts with its parent's peak memory, and would report it as its own.
+            filling = multiprocessing.get_context("spawn").Process(
+                target=fill, args=(scratch / f"{sequences}.db", options.rollouts, sequences)
+            )
+            filling.start()
+            filling.join()
+            if filling.exitcode:
+                raise SystemExit("the database could not be filled")
         for _ in range(options.repeats):
             for sequences, runs in found.items():
                 runs.append(finalize(scratch / f"{sequences}.db", options.rollouts, scratch))
