@@ -230,6 +230,42 @@ async def test_bad_input_is_refused_in_the_envelope_and_nothing_is_sent_or_recor
     assert await gateway.store.list_rollouts() == []
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices":[]}',
+        b'{"choices":null}',
+        b'{"choices":[null]}',
+        b'{"choices":[{"message":null}]}',
+        b"{}",
+        b"no json",
+    ],
+)
+async def test_a_response_without_an_answer_is_a_502_in_the_envelope_and_not_an_empty_answer(
+    gateway: Gateway, body: bytes
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    gateway.engine.handler = answer
+    kinds = ("api_error", "server_error", "INTERNAL")
+    for number, ((path, asked), kind) in enumerate(zip(calls(streamed=False), kinds, strict=True)):
+        response = await gateway.post(path, asked, f"r{number}")
+        error = response.json()["error"]
+        assert (response.status, error.get("status", error.get("type"))) == (502, kind)
+        assert "response" in error["message"] or "message to translate" in error["message"]
+        assert len(await gateway.flags(f"r{number}")) == 1
+
+
+async def test_a_gemini_path_without_a_model_is_refused_and_one_with_a_colon_is_read(gateway: Gateway) -> None:
+    answer_with(gateway, "01-chat")
+    response = await gateway.post("/v1beta/models/:generateContent", contents())
+    assert (response.status, response.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    assert gateway.engine.received == []
+    assert (await gateway.post("/v1beta/models/qwen3:8b:generateContent", contents())).status == 200
+    assert (await gateway.store.read_entries("r1"))[0].translation.client_model == "qwen3:8b"  # type: ignore[union-attr]
+
+
 async def test_a_closed_rollout_is_a_410_in_each_envelope(gateway: Gateway) -> None:
     answer_with(gateway, "01-chat")
     await gateway.post(MESSAGES, messages())
@@ -342,6 +378,20 @@ async def test_calls_of_no_rollout_pass_untouched(gateway: Gateway) -> None:
         await gateway.request("POST", gateway.url + path, orjson.dumps(messages()), {"x-api-key": "k"})
         assert gateway.engine.received[-1].target == "/v1/messages"
         assert gateway.engine.received[-1].json() == messages()
+
+
+async def test_calls_of_no_rollout_are_told_of_once_and_counted(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer_with(gateway, "01-chat")
+    paths = ("/v1/messages", "/ng-rollout/r1/v1/chat/completions", "/tokenize", "/v1/responses")
+    for path in paths:
+        await gateway.request("POST", gateway.url + path, orjson.dumps(messages()), {"x-api-key": "k"})
+    told = [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
+    assert len(told) == 1
+    assert "POST /v1/messages" in told[0]
+    numbers = await gateway.request("GET", gateway.url + "/metrics", b"", {})
+    assert b"tokcap_calls_untagged_total 3.0" in numbers.body
 
 
 async def test_a_title_call_that_fails_costs_the_main_agent_nothing(gateway: Gateway) -> None:

@@ -8,7 +8,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from token_id_capture.lifecycle import CallOrigin, Purpose
-from token_id_capture.server.wire.origin import call_origin
+from token_id_capture.server.wire.origin import StartedSessions, call_origin
 
 CLAUDE = {"x-claude-code-session-id": "s"}
 CODEX = {"thread-id": "t0", "session-id": "t0"}
@@ -45,7 +45,7 @@ def codex(**turn: str) -> dict[str, str]:
     ],
 )
 def test_a_harness_tells_its_agent(headers: dict[str, str], origin: CallOrigin) -> None:
-    assert call_origin(Headers(headers), None) == origin
+    assert call_origin(Headers(headers), None, StartedSessions()) == origin
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,22 @@ def test_a_harness_tells_its_agent(headers: dict[str, str], origin: CallOrigin) 
     ],
 )
 def test_a_harness_below_a_named_path_is_that_agent(headers: dict[str, str], origin: CallOrigin) -> None:
-    assert call_origin(Headers(headers), "planner") == origin
+    assert call_origin(Headers(headers), "planner", StartedSessions()) == origin
 
 
 def test_the_path_can_name_the_main_agent() -> None:
-    assert call_origin(Headers({}), "main") == CallOrigin("main")
+    assert call_origin(Headers({}), "main", StartedSessions()) == CallOrigin("main")
+
+
+def test_a_session_that_a_sub_agent_of_opencode_started_is_that_agents() -> None:
+    started = StartedSessions(most=2)
+
+    def of(session: str, parent: str) -> CallOrigin:
+        return call_origin(Headers({"x-session-id": session, "x-parent-session-id": parent}), None, started)
+
+    assert [of("s1", "s"), of("s2", "s1"), of("s1", "s"), of("s2", "s1")] == [
+        CallOrigin("s1", "main"),
+        CallOrigin("s2", "s1"),
+    ] * 2
+    assert of("s3", "s2") == CallOrigin("s3", "s2")
+    assert of("s4", "s1") == CallOrigin("s4", "main")  # too long ago

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.dialect_streams import Said, request_of, said_in_response, said_in_stream
-from token_id_capture.server.dialects.chat import Dialect
+from token_id_capture.server.dialects.chat import Dialect, read_generation
 from token_id_capture.server.dialects.stream import TranslatedStream
 from token_id_capture.server.dialects.translate import stream_writer, translated_response
 
@@ -29,9 +29,9 @@ def translated(dialect: Dialect, chunks: list[bytes]) -> tuple[bytes, bool]:
 
 
 def whole(dialect: Dialect, response: dict[str, Any]) -> Said:
-    found = translated_response(response, request_of(dialect), "shown")
-    assert found is not None
-    return said_in_response(dialect, found)
+    generation = read_generation(response, "shown")
+    assert generation is not None
+    return said_in_response(dialect, translated_response(generation, request_of(dialect), "shown"))
 
 
 def frames(*chunks: dict[str, Any], done: bool = True) -> bytes:

@@ -56,6 +56,44 @@ def delivered(build: Build) -> list[str]:
     return [one.model_call_id for one in build.main.calls] if build.deliverable else MASKED
 
 
+def called(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"output_items": [{"role": "assistant", "content": "", "tool_calls": [{"id": "k", "function": function}]}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "item"),
+    [
+        ("patch", '{"input": "*** Begin"}', {"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}),
+        ("patch", '{"input": "{\\"a\\":1}"}', {"type": "custom_tool_call", "name": "patch", "input": '{"a": 1}'}),
+        ("patch", "*** Begin", {"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}),
+        (
+            "team__ask",
+            '{"a":1}',
+            {"type": "function_call", "name": "ask", "namespace": "team", "arguments": '{"a": 1}'},
+        ),
+        (
+            "look",
+            '{"a":1}',
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm"},
+                    {"type": "tool_use", "id": "k", "name": "look", "input": {"a": 1}},
+                ],
+            },
+        ),
+    ],
+)
+def test_a_call_is_found_by_what_its_client_was_told_in_its_own_dialect(
+    name: str, arguments: str, item: dict[str, Any]
+) -> None:
+    tree = [AUX, call("t", [1], [2], response_id="r", **called(name, arguments))]
+    scored = record(USER, {"call_id": "k", **item})
+    assert delivered(build(tree, scored)) == ["t"]
+    assert delivered(build(tree, record(USER, {"call_id": "k", **item, "name": "other", "content": "x"}))) == MASKED
+
+
 def turn(entry: TokenEntry, agent: str = MAIN_AGENT, **more: Any) -> TokenEntry:
     return entry.model_copy(update={"agent": agent, **more})
 

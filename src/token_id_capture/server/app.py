@@ -75,6 +75,7 @@ def create_app(
         budget=budget,
         continuer=continuer,
         count_refusal=metrics.count_refusal,
+        count_untagged=None if sink is None else metrics.untagged.inc,
         weights=weights,
     )
     probe, answers = InlineSystemProbe(connections), answer_memory(sink)

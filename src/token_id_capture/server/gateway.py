@@ -40,7 +40,8 @@ class Gateway:
 
     ``budget`` bounds the request bodies that are held, ``continuer`` decides on the prompts of chats.
     ``weights`` knows what a trainer stamps. ``count_refusal`` is called with the error code of each
-    request that is refused for its body.
+    request that is refused for its body, ``count_untagged`` for each call that could generate and is of no
+    captured rollout; without it nobody means to capture, and nothing is said.
     """
 
     def __init__(
@@ -52,9 +53,12 @@ class Gateway:
         budget: BodyBudget | None = None,
         continuer: Continuer | None = None,
         count_refusal: Callable[[str], None] = lambda code: None,
+        count_untagged: Callable[[], None] | None = None,
         weights: WeightVersions | None = None,
     ) -> None:
         self._weights = weights or WeightVersions(None)
+        self._count_untagged = count_untagged
+        self._told_untagged = False
         self._upstream = upstream
         self._engine = engine
         self._settings = settings or GatewaySettings()
@@ -89,6 +93,8 @@ class Gateway:
         scope = client.scope
         recorder = recorder_in(scope)
         kind = kind_of(scope["method"], scope["path"], self._engine.paths)
+        if recorder is None and kind is not Kind.HARMLESS:
+            self._untagged(scope)
         if recorder is None or kind is Kind.HARMLESS:
             await self._relay(client, body, None)
         elif kind is Kind.UNCAPTURED:
@@ -100,6 +106,21 @@ class Gateway:
             del body  # a long prompt need not wait for its answer
             if call is not None:
                 await call.run()
+
+    def _untagged(self, scope: Scope) -> None:
+        """Tell once of a call that is served and not captured: a wrong base URL is seen nowhere else."""
+        if self._count_untagged is None:
+            return
+        self._count_untagged()
+        if not self._told_untagged:
+            self._told_untagged = True
+            _logger.warning(
+                "%s %s was served and not captured, for its path is of no rollout: give agents "
+                "http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL. This is said once; "
+                "tokcap_calls_untagged_total counts such calls.",
+                scope["method"],
+                scope["path"],
+            )
 
     async def _captured_call(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call of a captured endpoint, begun; None if it was answered already."""

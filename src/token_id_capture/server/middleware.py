@@ -20,7 +20,7 @@ from token_id_capture.capture.recorder import SCOPE_KEY, CallRecorder
 from token_id_capture.protocols import TokenSink, installed_token_sink, mark_of
 from token_id_capture.records import validate_agent, validate_rollout_id
 from token_id_capture.server.http.errors import refuse_websocket, send_error, wants_websocket
-from token_id_capture.server.wire.origin import call_origin
+from token_id_capture.server.wire.origin import StartedSessions, call_origin
 
 ROLLOUT_PREFIX: Final = "/ng-rollout"
 CAPTURE_SEGMENT: Final = "/training-token-capture"
@@ -48,6 +48,7 @@ class TokenCaptureMiddleware:
             mark_of(sink)
         self._app = app
         self._sink = sink
+        self._started = StartedSessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -63,7 +64,7 @@ class TokenCaptureMiddleware:
             scope = dict(scope, path=tag.path, raw_path=tag.raw_path)
             sink = self._sink if self._sink is not None else installed_token_sink()
             if tag.captured and sink is not None:
-                origin = call_origin(Headers(scope=scope), tag.agent)
+                origin = call_origin(Headers(scope=scope), tag.agent, self._started)
                 context = CaptureContext(tag.rollout_id, uuid4().hex, sink, origin=origin)
                 scope[SCOPE_KEY] = CallRecorder(context)
         if context is not None and wants_websocket(scope):

@@ -166,12 +166,16 @@ class Generation:
     ending: Ending
 
 
-def read_generation(response: Mapping[str, Any], shown_id: str) -> Generation:
-    """What the first choice of a chat response says. ``shown_id`` makes ids for calls that have none."""
+def read_generation(response: Mapping[str, Any], shown_id: str) -> Generation | None:
+    """What the first choice of a chat response says; None if there is none, or no message in it.
+
+    ``shown_id`` makes ids for calls that have none.
+    """
     choices = response.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
     message = choice.get("message")
-    message = message if isinstance(message, Mapping) else {}
+    if not isinstance(message, Mapping):
+        return None
     raw_calls = message.get("tool_calls")
     calls = [
         tool_call(call, index, shown_id)

@@ -66,7 +66,10 @@ def error_envelope(dialect: Dialect | None, status: int, message: str, code: str
 
 
 def error_of(status: int, body: Any) -> tuple[int, str, str]:
-    """Status, message and code of an error in a chat response or a chat stream."""
+    """Status, message and code of an error in a chat response or a chat stream.
+
+    A response that is no error by its status, and holds no answer either, counts as one (502).
+    """
     error = body.get("error") if isinstance(body, Mapping) else None
     error = body if error is None and isinstance(body, Mapping) else error  # vLLM before 0.12 wrote it flat
     members = error if isinstance(error, Mapping) else {}
@@ -76,10 +79,10 @@ def error_of(status: int, body: Any) -> tuple[int, str, str]:
         status = told
     elif isinstance(told, str):
         code = told
-    text = message if isinstance(message, str) else f"the engine answered HTTP {status}"
+    text = message if isinstance(message, str) else f"the engine answered HTTP {status} without a message to translate"
     if status == 400 and is_context_length(text):
         code = CONTEXT_LENGTH_CODE
-    return status, text, code if isinstance(code, str) else "server_error"
+    return status if status >= 400 else 502, text, code if isinstance(code, str) else "server_error"
 
 
 def abort_error() -> tuple[int, str, str]:

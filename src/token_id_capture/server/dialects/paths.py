@@ -34,7 +34,7 @@ class Target:
 
 _OPENAI_STYLE: Final = re.compile(r"(?:/v1){0,2}/(messages|messages/count_tokens|responses)/?")
 _GEMINI: Final = re.compile(
-    r"(?:/v1){0,1}/(?:v1beta|v1|v1alpha)/models/([^:]+):(generateContent|streamGenerateContent|countTokens)/?"
+    r"(?:/v1)?/(?:v1beta|v1|v1alpha)/models/(.*):(generateContent|streamGenerateContent|countTokens)/?"
 )
 _BY_STEP: Final = {
     "messages": Target(Dialect.MESSAGES),

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from token_id_capture.server.dialects.blocks import BlockWriter
-from token_id_capture.server.dialects.chat import ChatRequest, Dialect, TranslationOptions, read_generation
+from token_id_capture.server.dialects.chat import ChatRequest, Dialect, Generation, TranslationOptions
 from token_id_capture.server.dialects.fields import InvalidRequestError, read_object
 from token_id_capture.server.dialects.gemini.request import read_gemini_request
 from token_id_capture.server.dialects.gemini.response import gemini_response
@@ -51,14 +51,8 @@ def read_request(target: Target, body: Mapping[str, Any], options: TranslationOp
         raise InvalidRequestError("", "the request is nested too deeply") from error
 
 
-def translated_response(response: Mapping[str, Any], request: ChatRequest, shown_id: str) -> dict[str, Any] | None:
-    """A whole chat response in the client's dialect; None if the engine aborted it.
-
-    ``shown_id`` is what the ids that the client sees are made of.
-    """
-    generation = read_generation(response, shown_id)
-    if generation.ending.is_aborted:
-        return None
+def translated_response(generation: Generation, request: ChatRequest, shown_id: str) -> dict[str, Any]:
+    """A whole response in the client's dialect. ``shown_id`` is what the ids that the client sees are made of."""
     if request.dialect is Dialect.MESSAGES:
         return messages_response(generation, request, shown_id)
     if request.dialect is Dialect.RESPONSES:

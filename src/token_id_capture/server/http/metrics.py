@@ -61,6 +61,10 @@ class GatewayMetrics:
             registry=self._registry,
         )
         self.begun = self._counter("tokcap_calls_begun", "Calls that were registered before they were sent.")
+        self.untagged = self._counter(
+            "tokcap_calls_untagged",
+            "Calls that could generate and were passed on uncaptured: their path is of no rollout.",
+        )
         self.unauthorized = self._counter("tokcap_unauthorized", "Requests without the gateway's key (401).")
         self.zero_log_probs = self._counter(
             "tokcap_zero_log_probs", "Captured choices all of whose log probabilities are exactly 0."

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 from starlette.types import Message, Send
 
-from token_id_capture.server.dialects.chat import ChatRequest, Dialect
+from token_id_capture.server.dialects.chat import ChatRequest, Dialect, read_generation
 from token_id_capture.server.dialects.errors import (
     CONTEXT_LENGTH_CODE,
     abort_error,
@@ -29,8 +29,10 @@ _OF_THE_BODY: Final = frozenset({b"content-length", b"content-type", b"content-e
 class _Translated:
     """Takes a response apart; nothing that fails in here may fail the capture, which sends through it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, dialect: Dialect, send: Send) -> None:
         self._out = send
+        self._dialect = dialect
+        self._begun = False
         self._status = 0
         self._headers: RawHeaders = []
         self._pieces: list[bytes] = []
@@ -49,8 +51,12 @@ class _Translated:
         except OSError:
             raise
         except Exception:
-            _logger.exception("a response could not be translated; its client's connection is cut")
+            _logger.exception("a response could not be translated")
             self._failed = True
+            if not self._begun:
+                await self._answer(
+                    *_error(self._dialect, 502, "the engine's response cannot be translated", "server_error")
+                )
 
     async def _start(self, message: Message) -> None:
         self._status = message["status"]
@@ -72,6 +78,7 @@ class _Translated:
         await self._out({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _head(self, status: int, content_type: bytes, more: RawHeaders | None = None) -> None:
+        self._begun = True
         headers = [*self._headers, (b"content-type", content_type), *(more or [])]
         await self._out({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -80,7 +87,7 @@ class TranslatedResponse(_Translated):
     """The response of a generation; ``codex``: the client is Codex, which understands one error only in a stream."""
 
     def __init__(self, request: ChatRequest, shown_id: str, send: Send, *, as_events: bool, codex: bool) -> None:
-        super().__init__(send)
+        super().__init__(request.dialect, send)
         self._request = request
         self._shown_id = shown_id
         self._as_events = as_events
@@ -110,17 +117,13 @@ class TranslatedResponse(_Translated):
 
     def _whole(self, body: bytes) -> tuple[int, dict[str, Any]]:
         parsed = _parsed(body)
-        dialect = self._request.dialect
-        if self._status >= 300 or "choices" not in parsed:
-            status, message, code = error_of(self._status, parsed or body.decode(errors="replace"))
-            status = status if status >= 400 else 502
-            return status, error_envelope(dialect, status, message, code)
-        response = translated_response(parsed, self._request, self._shown_id)
-        if response is not None:
-            return self._status, response
+        generation = read_generation(parsed, self._shown_id) if self._status < 300 else None
+        if generation is None:
+            return _error(self._dialect, *error_of(self._status, parsed or body.decode(errors="replace")))
+        if not generation.ending.is_aborted:
+            return self._status, translated_response(generation, self._request, self._shown_id)
         status, message, code = abort_error()
-        status = status if dialect is Dialect.MESSAGES else 503
-        return status, error_envelope(dialect, status, message, code)
+        return _error(self._dialect, status if self._dialect is Dialect.MESSAGES else 503, message, code)
 
     async def _answer(self, status: int, body: dict[str, Any]) -> None:
         error = body.get("error") or {}
@@ -142,17 +145,18 @@ class TranslatedResponse(_Translated):
 class TranslatedCount(_Translated):
     """The response to a question for the length of a prompt."""
 
-    def __init__(self, dialect: Dialect, send: Send) -> None:
-        super().__init__(send)
-        self._dialect = dialect
-
     def _whole(self, body: bytes) -> tuple[int, dict[str, Any]]:
         parsed = _parsed(body)
+        count = parsed.get("input_tokens" if self._dialect is Dialect.MESSAGES else "count")
         if self._status >= 300:
-            status, message, code = error_of(self._status, parsed or body.decode(errors="replace"))
-            status = status if status >= 400 else 502
-            return status, error_envelope(self._dialect, status, message, code)
-        return self._status, parsed if self._dialect is Dialect.MESSAGES else {"totalTokens": parsed.get("count", 0)}
+            return _error(self._dialect, *error_of(self._status, parsed or body.decode(errors="replace")))
+        if type(count) is not int:
+            return _error(self._dialect, 502, "the engine does not count the tokens of a chat", "server_error")
+        return self._status, parsed if self._dialect is Dialect.MESSAGES else {"totalTokens": count}
+
+
+def _error(dialect: Dialect, status: int, message: str, code: str) -> tuple[int, dict[str, Any]]:
+    return status, error_envelope(dialect, status, message, code)
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

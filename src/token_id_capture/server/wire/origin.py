@@ -6,8 +6,9 @@ origin unknown, unless the path of the call names one.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.datastructures import Headers
@@ -23,12 +24,36 @@ _CODEX_PURPOSES = {
 }
 
 
-def call_origin(headers: Headers, named: str | None) -> CallOrigin:
+_MOST_SESSIONS: Final = 10_000
+
+
+class StartedSessions:
+    """The sessions of OpenCode that another session started, the ``most`` newest.
+
+    OpenCode names the session that started one, and not whether that is the main agent's. A sub-agent calls
+    before those that it starts, so a parent that is not known as a sub-agent is the main agent. Each process
+    knows the sessions that it served; what another one served counts as the main agent's.
+    """
+
+    def __init__(self, most: int = _MOST_SESSIONS) -> None:
+        self._most = most
+        self._started: OrderedDict[str, None] = OrderedDict()
+
+    def parent_of(self, session: str, starter: str) -> str:
+        """The agent that started ``session``, whose starter is a session too."""
+        self._started[session] = None
+        self._started.move_to_end(session)
+        if len(self._started) > self._most:
+            self._started.popitem(last=False)
+        return starter if starter in self._started else MAIN_AGENT
+
+
+def call_origin(headers: Headers, named: str | None, started: StartedSessions) -> CallOrigin:
     """The origin that the headers tell. ``named`` is the agent that the path names, else None.
 
     A harness below a named agent's path is that agent, and its sub-agents are that agent's.
     """
-    agent, parent, purpose = _told(headers)
+    agent, parent, purpose = _told(headers, started)
     if named is not None:
         agent = named if agent in (None, MAIN_AGENT) else agent
         default = MAIN_AGENT if agent == named else named
@@ -48,7 +73,7 @@ def session_headers(headers: Headers, kept: Iterable[str]) -> dict[str, str] | N
     return session or None
 
 
-def _told(headers: Headers) -> tuple[str | None, str | None, Purpose | None]:
+def _told(headers: Headers, started: StartedSessions) -> tuple[str | None, str | None, Purpose | None]:
     """Agent, parent and purpose; of the harnesses that are known, the first that shows."""
     if "x-claude-code-session-id" in headers or "x-claude-code-agent-id" in headers:
         return _agent(headers, "x-claude-code-agent-id", "x-claude-code-parent-agent-id", None)
@@ -65,8 +90,10 @@ def _told(headers: Headers) -> tuple[str | None, str | None, Purpose | None]:
         # The session has the id of its first thread, which is the main agent's.
         return _agent(headers, "thread-id", "x-codex-parent-thread-id", headers.get("session-id"), purpose)
     if "x-parent-session-id" in headers:
-        # Of OpenCode's sub-agents none starts another, so that the parent is the main agent.
-        return _agent(headers, "x-session-id", "x-parent-session-id", headers.get("x-parent-session-id"))
+        agent, parent, purpose = _agent(headers, "x-session-id", "x-parent-session-id", None)
+        if agent is not None and parent is not None:
+            parent = started.parent_of(agent, parent)
+        return agent, parent, purpose
     return (MAIN_AGENT if "x-session-id" in headers else None), None, None
 
 

@@ -39,6 +39,8 @@ def read_gemini_request(
     Raises:
         InvalidRequestError: a field has the wrong type, or a chat completion has no place for it.
     """
+    if not model:
+        raise InvalidRequestError("model", "the path names no model: send to /v1beta/models/MODEL:generateContent")
     if body.get("cachedContent") is not None:
         raise InvalidRequestError("cachedContent", "the gateway keeps no earlier content; send it whole")
     chat: dict[str, Any] = {"model": options.model or model}

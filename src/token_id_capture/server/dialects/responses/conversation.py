@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from token_id_capture.builder.content import CUSTOM_INPUT, function_name
 from token_id_capture.server.dialects.chat import ClientTool, History, arguments_text
 from token_id_capture.server.dialects.fields import InvalidRequestError, read_list, read_object, read_text, unsupported
 from token_id_capture.server.dialects.parts import content_of, image_part, text_part
-from token_id_capture.server.dialects.responses.tools import CUSTOM_INPUT, function_name
 from token_id_capture.server.dialects.seal import opened
 
 _TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})

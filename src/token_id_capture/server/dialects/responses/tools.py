@@ -7,12 +7,9 @@ from typing import Any, Final
 
 import orjson
 
+from token_id_capture.builder.content import CUSTOM_INPUT, function_name
 from token_id_capture.server.dialects.chat import ChatRequest, ClientTool
 from token_id_capture.server.dialects.fields import InvalidRequestError, read_flag, read_list, read_object, read_text
-
-_SEPARATOR: Final = "__"
-CUSTOM_INPUT: Final = "input"
-"""The one parameter of the function that stands for a custom tool."""
 
 # Tools that OpenAI's servers run themselves. Codex offers web_search in every request, so refusing is not an option.
 _HOSTED: Final = frozenset({"web_search", "web_search_preview", "image_generation", "file_search", "tool_search"}) | {
@@ -21,11 +18,6 @@ _HOSTED: Final = frozenset({"web_search", "web_search_preview", "image_generatio
     "computer_use_preview",
     "local_shell",
 }
-
-
-def function_name(name: str, namespace: str | None) -> str:
-    """The engine's name for a tool of a namespace."""
-    return name if namespace is None else f"{namespace}{_SEPARATOR}{name}"
 
 
 def read_tools(body: Mapping[str, Any], request: ChatRequest) -> list[dict[str, Any]]:
