@@ -10,7 +10,7 @@ import orjson
 
 
 async def consume(store: str, directory: Path, rollout_ids: Sequence[str]) -> dict[str, float]:
-    """Read every rollout back and let go of it; the results are seconds of all rollouts together."""
+    """Read every rollout back and release it; the results are seconds of all rollouts together."""
     if store == "ours":
         return await _build_trajectories(directory, rollout_ids)
     if store == "jsonl":

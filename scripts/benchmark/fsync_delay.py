@@ -20,7 +20,7 @@ def parse_duration(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text)
     if match is None:
-        raise ValueError(f"{text!r} is no duration: write it like 5ms")
+        raise ValueError(f"{text!r} is not a duration: write it like 5ms")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -41,7 +41,7 @@ class Child:
         return self._line()
 
     def go(self) -> None:
-        """Let it begin, or go on to what it waits for next."""
+        """Let it begin, or continue to the next point at which it waits."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()

@@ -180,7 +180,7 @@ async def _read(response: aiohttp.ClientResponse, attempt: Attempt, events: int 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A response that the conversation goes on with: its choice of that number, and all the parts it came in."""
+    """A response that the conversation continues: its choice of that number, and all the parts it came in."""
 
     message: Json
     parts: list[Json]
@@ -206,7 +206,7 @@ class Conversation:
         return {"messages": self.messages, **({"tools": list(self.tools)} if self.tools else {})}
 
     def accept(self, agent: Agent, answer: _Answer) -> None:
-        """Go on from an answer."""
+        """Continue from an answer."""
         self.messages.append(answer.message)
         for call in answer.message.get("tool_calls") or ():
             result = _TOOL_RESULTS[len(self.messages) % 2]

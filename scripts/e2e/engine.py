@@ -43,7 +43,7 @@ class Engine(Dialect, Protocol):
         """What a whole response with status 200 says was sampled; None if it does not say all of it."""
 
     def view_problem(self, attempt: Attempt, exchange: Exchange) -> str | None:
-        """In what the client's bytes differ from the engine's, but for what it did not ask for."""
+        """How the client's bytes differ from the engine's, except for fields that it did not ask for."""
 
     async def score(
         self, session: aiohttp.ClientSession, url: str, ids: Sequence[int], mask: Sequence[int]

@@ -63,7 +63,7 @@ class LlamaServer:
         "/v1/chat/completions": {"logprobs": True, "top_logprobs": 1},
         "/v1/completions": {"logprobs": 1},
     }
-    refused: Mapping[str, Any] = {"grammar": "this is no grammar"}
+    refused: Mapping[str, Any] = {"grammar": "this is not a grammar"}
 
     def install(self, cache: Cache) -> None:
         """One static executable; the build takes minutes and 2 GB meanwhile."""
@@ -149,7 +149,7 @@ async def _score(session: aiohttp.ClientSession, url: str, before: Sequence[int]
         "n_predict": 1,
         "n_probs": _VOCABULARY,
         "cache_prompt": False,
-        # What is sampled does not matter, but for a piece of a character there would be no entry.
+        # Any token will do, except part of a character: that would give no entry.
         "logit_bias": [[_END_OF_TURN, 1000]],
     }
     async with session.post(f"{url}/completion", json=body) as response:

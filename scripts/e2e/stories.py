@@ -42,7 +42,7 @@ class Act(StrEnum):
     HANG_UP_AT_END = "hang up at the finish reason"
     """The client has all that it wants when it sees the finish reason, and hangs up."""
     TWO_CHOICES = "two choices"
-    """``n: 2``; the conversation goes on with the second."""
+    """``n: 2``; the conversation continues with the second."""
     REFUSED = "refused first"
     """A request that the engine refuses, then a good one."""
     SHORT = "cut by length"

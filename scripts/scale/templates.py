@@ -38,7 +38,7 @@ class Template:
         self._calls = 0
 
     async def call(self, *, answers: int = 1, put: bool = True, finish_reason: str = "stop") -> None:
-        """One turn. Of several ``answers`` to the one prompt, the history goes on with the last."""
+        """One turn. Of several ``answers`` to one prompt, the history continues with the last."""
         shape, turn = self.shape, len(self.history)
         self.history += [(turn + at) * 7 % 150_000 for at in range(shape.new_prompt_tokens)]
         for answer in range(answers):

@@ -169,7 +169,7 @@ def _torture(plan: Plan, report: Report, interrupted: Callable[[], bool]) -> Non
 
 
 def _clear(plan: Plan) -> None:
-    """Forget a round that was found sound; the next one goes on in the same file."""
+    """Forget a round that was found sound; the next one uses the same file."""
 
     async def delete_all() -> None:
         async with TokenCaptureStore(plan.database) as store:

@@ -39,7 +39,7 @@ class Work:
         self._salts = 0
         self._ledger = Ledger(part.plan.ledgers / f"{name}.ledger")
         self._heartbeat = heartbeat
-        # Ends of stored sequences, so that prompts go on where earlier calls ended.
+        # Ends of stored sequences, so that prompts continue where earlier calls ended.
         self._ends: dict[str, list[int]] = {}
         self._stored: deque[tuple[str, str]] = deque(maxlen=200)
         self._snapshots: deque[tuple[str, str, int]] = deque(maxlen=50)

@@ -169,12 +169,12 @@ class TokenIdCaptureConfig(BaseModel):
         missing = missing_methods(sink, SINK_METHODS)
         if missing:
             raise ConfigurationError(
-                f"token_id_capture.sink {block.sink!r} is no token sink: it lacks {', '.join(missing)}"
+                f"token_id_capture.sink {block.sink!r} is not a token sink: it lacks {', '.join(missing)}"
             )
         try:
             mark_of(sink)
         except TypeError as error:
-            raise ConfigurationError(f"token_id_capture.sink {block.sink!r} is no token sink: {error}") from error
+            raise ConfigurationError(f"token_id_capture.sink {block.sink!r} is not a token sink: {error}") from error
         return sink
 
 
@@ -217,5 +217,5 @@ def _load(target: str) -> Any:
             f"token_id_capture.sink {target!r} could not be loaded: {type(error).__name__}: {error}"
         ) from error
     if not callable(loaded):
-        raise ConfigurationError(f"token_id_capture.sink {target!r} is no class, but {type(loaded).__name__}")
+        raise ConfigurationError(f"token_id_capture.sink {target!r} is not a class but {type(loaded).__name__}")
     return loaded

@@ -151,7 +151,7 @@ async def _record(
     try:
         await source.record_outcome(snapshot.snapshot_id, snapshot.version, outcome, reason, details)
     except Exception as error:
-        # Repeating a retirement that succeeded is fine, and then there is no snapshot any more.
+        # Repeating a retirement that succeeded is fine; its snapshot is already gone.
         level = logging.INFO if isinstance(error, UnknownRolloutError) else logging.WARNING
         logger.log(level, "outcome %r of snapshot %s was not recorded: %s", str(outcome), snapshot.snapshot_id, error)
         return False

@@ -50,7 +50,7 @@ class RolloutRetiredError(StoreError):
 
     def __init__(self, rollout_id: str, action: str) -> None:
         super().__init__(
-            f"rollout {rollout_id!r} is retired, so it refused: {action}. "
+            f"rollout {rollout_id!r} is retired, so {action} was refused. "
             "Use a new rollout id, or delete this one before its id is used again."
         )
 
@@ -72,7 +72,7 @@ class NewerSchemaError(UnusableDatabaseError):
 
 
 class ReplacedDatabaseError(UnusableDatabaseError):
-    """The file was removed, replaced or cut short while a store worked with it; only a new store goes on."""
+    """The file was removed, replaced or cut short while a store worked with it; only a new store can continue."""
 
 
 class UnsupportedFileSystemError(UnusableDatabaseError):

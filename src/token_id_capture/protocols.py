@@ -90,7 +90,7 @@ class CallIntents(Protocol):
         ...
 
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
-        """End an intent whose call the engine refused before it generated anything: it is no hole.
+        """End an intent whose call the engine refused before it generated anything: nothing is missing.
 
         Unknown intents and intents that ended already are left as they are.
         """

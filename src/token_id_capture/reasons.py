@@ -107,7 +107,7 @@ RELEASE_REASONS: Final[dict[str, str]] = {
 
 CONTINUITY_REASONS: Final[dict[str, str]] = {
     CONTINUITY_FAILED: "Deciding on the prompt failed on an unexpected error, which is in the log.",
-    ENDS_WITH_ANSWER: "The last message is an answer that the policy is to go on with.",
+    ENDS_WITH_ANSWER: "The last message is an answer that the policy must continue.",
     ENGINE_IGNORED_IDS: "The engine read another prompt than the one that was sent, so continuity was turned off.",
     FIRST: "The request restates no answer, so there is nothing to continue.",
     MEDIA: "A message holds something other than text.",

@@ -350,7 +350,7 @@ def test_an_output_that_holds_something_else_is_left_as_it_is(bench: Bench, cont
     bench.capture([0])
     bench.write(record(0))
     bench.output.write_text(content)
-    assert "line 1 is no row of this command" in one_line(bench.finalize())
+    assert "line 1 is not a row of this command" in one_line(bench.finalize())
     assert bench.output.read_text() == content
 
 
@@ -432,7 +432,7 @@ def test_a_signal_finishes_the_row_and_says_how_to_go_on(bench: Bench, number: s
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
     assert process.returncode == code
-    assert b"run the same command again to go on" in said
+    assert b"run the same command again to continue" in said
     assert b"Traceback" not in said
     assert len(bench.rows()) == 2
     bench.write(*(record(task) for task in range(4)))

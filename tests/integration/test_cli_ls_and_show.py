@@ -81,7 +81,7 @@ def test_ls_prints_json_for_programs(tokcap: RunTokcap, database: Path) -> None:
 def test_ls_goes_through_a_long_list_page_by_page(tokcap: RunTokcap, database: Path) -> None:
     first = tokcap("ls", "-d", database, "--json", "--limit", 2)
     assert [rollout["rollout_id"] for rollout in json.loads(first.stdout)] == ["math-0", "math-1"]
-    assert first.stderr == "tokcap: there are more; go on with --after math-1\n"
+    assert first.stderr == "tokcap: there are more; continue with --after math-1\n"
     rest = tokcap("ls", "-d", database, "--json", "--limit", 2, "--after", "math-1")
     assert [rollout["rollout_id"] for rollout in json.loads(rest.stdout)] == ["other"]
     assert rest.stderr == ""

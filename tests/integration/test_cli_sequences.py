@@ -62,9 +62,9 @@ def test_every_sequence_is_a_row_and_every_sampled_token_has_loss_once(bench: Be
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
         "tokcap: 8 rows of 2 rollouts written, 0 of the rollouts masked, 2 retired",
-        "tokcap:      2 sequences began anew: retokenization",
-        "tokcap:      2 sequences began anew: auxiliary",
-        "tokcap:      2 sequences began anew: sub_agent",
+        "tokcap:      2 began anew: retokenization",
+        "tokcap:      2 began anew: auxiliary",
+        "tokcap:      2 began anew: sub_agent",
     ]
     rows = bench.rows()
     assert [row["rollout_id"] for row in rows] == ["0-0"] * 4 + ["1-0"] * 4
@@ -157,8 +157,8 @@ def test_it_is_told_and_counted_why_rollouts_have_several_roots(bench: Bench, tm
     done = bench.finalize("--format", "trajectory")
     assert done.stderr.splitlines()[1:] == [
         "tokcap:      2 masked: multiple_roots",
-        "tokcap:      2 sequences began anew: retokenization",
-        "tokcap:      2 sequences began anew: sub_agent",
+        "tokcap:      2 began anew: retokenization",
+        "tokcap:      2 began anew: sub_agent",
     ]
     listed = bench.tokcap("ls", "-d", bench.database).stdout
     assert "masked: multiple_roots: retokenization 1, sub_agent 1" in listed

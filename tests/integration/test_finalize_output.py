@@ -122,7 +122,7 @@ def test_a_file_of_another_kind_is_not_taken_for_damage(bench: Bench, content: b
     bench.output.write_bytes(content)
     refused = bench.finalize()
     assert refused.returncode == 2
-    assert "line 1 is no row of this command" in refused.stderr
+    assert "line 1 is not a row of this command" in refused.stderr
     assert bench.output.read_bytes() == content
 
 

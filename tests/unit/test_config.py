@@ -195,10 +195,10 @@ def test_no_sink_is_built_for_a_directory(tmp_path: Path) -> None:
         ("a:b:c", {}, "'module.path:ClassName'"),
         ("no_such_module_here:Sink", {}, "ModuleNotFoundError"),
         (f"{__name__}:Nothing", {}, "AttributeError"),
-        (f"{__name__}:NOT_A_CLASS", {}, "is no class, but int"),
+        (f"{__name__}:NOT_A_CLASS", {}, "is not a class but int"),
         (f"{__name__}:MemorySink", {"port": 1}, r"\(sink_kwargs: port\): TypeError"),
         (f"{__name__}:MemorySink", {"endpoint": "unreachable"}, "ConnectionError: nobody listens there"),
-        (f"{__name__}:SinkWithoutMark", {}, "is no token sink: it lacks mark_incomplete"),
+        (f"{__name__}:SinkWithoutMark", {}, "is not a token sink: it lacks mark_incomplete"),
         (f"{__name__}:SinkWithAnotherMark", {}, "must take a rollout id, a call id and a reason"),
     ],
 )

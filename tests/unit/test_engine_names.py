@@ -19,7 +19,7 @@ def test_an_engine_is_found_by_its_name_by_a_class_or_not_at_all() -> None:
         ("ollama", "unknown engine 'ollama': choose one of auto, llama-cpp, message, sglang, vllm, or name a class"),
         ("nobody.knows:It", "engine 'nobody.knows:It' could not be loaded: ModuleNotFoundError"),
         ("token_id_capture.errors:Nothing", "could not be loaded: AttributeError"),
-        ("collections:OrderedDict", "is no engine: it lacks can_stream, request_fields, reader, hidden, paths"),
+        ("collections:OrderedDict", "is not an engine: it lacks can_stream, request_fields, reader, hidden, paths"),
     ):
         with pytest.raises(ConfigurationError, match=problem):
             make_engine(name)

@@ -535,7 +535,7 @@ def test_what_was_left_out_without_harm_is_noted() -> None:
         "Left out as retries, of which another answer was continued: call 2.",
         "Left out as copies, token for token, of another call: call 4.",
         "Left out because nothing was generated: call 5.",
-        "1 call was refused by the engine before it generated anything; that is no hole.",
+        "1 call was refused by the engine before it generated anything; nothing is missing there.",
         "2 calls came too late, after the rollout was closed for writing, and changed nothing.",
     )
 

@@ -22,7 +22,7 @@ FINISHED: Final = frozenset(
     | {"eos_token"}  # text-generation-inference
 )
 """The finish reasons of what the policy ended itself, or a limit that the caller set. After ``abort``, ``error``,
-``content_filter`` and whatever is not known here, what was sampled is no whole answer."""
+``content_filter`` and whatever is not known here, the sampled tokens are not a whole answer."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _current: ContextVar[CaptureContext | None] = ContextVar("token_id_capture_conte
 
 
 def set_token_sink(context: CaptureContext | None) -> Token[CaptureContext | None]:
-    """Make ``context`` the current one, in this task and those that it starts; None is no capture."""
+    """Make ``context`` the current one, in this task and those that it starts; None turns capture off."""
     return _current.set(context)
 
 

@@ -22,7 +22,7 @@ DEBUG_VARIABLE = "TOKCAP_DEBUG"
 EXIT_UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 
 SUMMARIES: Final = {
-    "backup": "Copy a database to a new file while others go on writing.",
+    "backup": "Copy a database to a new file while other processes write it.",
     "browse": "Browse a database with Datasette, while others write it.",
     "check": "Ask an engine for a few tokens in each mode, and say what of it can be captured.",
     "delete": "Delete rollouts whatever their state, before their ids are used again.",
@@ -129,7 +129,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass

@@ -68,7 +68,7 @@ def _because(divergence: ExplainedDivergence) -> str:
             return f"the harness says that agent {call.agent!r} speaks"
         return "it has no sampled token in common with the calls before it"
     if divergence.cause is Cause.AUXILIARY:
-        return "it is no turn of the conversation: the harness says so, or it offers no tools and nothing continues it"
+        return "it is an auxiliary call: the harness says so, or it offers no tools and nothing continues it"
     if divergence.cause is Cause.BRANCH:
         return "an earlier call was continued in another way before"
     if divergence.cause is Cause.COMPACTION:

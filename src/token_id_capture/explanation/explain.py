@@ -249,7 +249,7 @@ def _notes(rollout: StoredRollout, tree: CallTree | None) -> Iterator[str]:
         yield from _left_out(tree)
     if rollout.refused_calls:
         refused = counted(len(rollout.refused_calls), "call was", "calls were")
-        yield f"{refused} refused by the engine before it generated anything; that is no hole."
+        yield f"{refused} refused by the engine before it generated anything; nothing is missing there."
     yield from _late(rollout)
 
 

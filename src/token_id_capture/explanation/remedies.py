@@ -81,7 +81,7 @@ REMEDIES: Final[dict[str, str]] = {
 # About unresolved_retry, where the harness asked for several answers at once.
 CHOICES: Final = "The last call asked for several choices (n > 1) and nothing says which of them was used."
 ONE_CHOICE: Final = (
-    "Let the harness go on from one of the choices, or ask for one (n = 1) and give each sample a rollout id of its "
+    "Let the harness continue from one of the choices, or ask for one (n = 1) and give each sample a rollout id of its "
     "own. Each choice by itself can still be trained on, with tokcap export --per-request."
 )
 

@@ -119,7 +119,7 @@ class Finalizer:
 
         def stop(number: int) -> None:
             self._totals.signal = number
-            self._totals.stopped = "interrupted: run the same command again to go on"
+            self._totals.stopped = "interrupted: run the same command again to continue"
             lines.stop()
             # A second signal does not wait for the rows in flight.
             loop.remove_signal_handler(number)
@@ -193,7 +193,7 @@ class Finalizer:
         return _Made(row, carried, unneeded, error)
 
     def _is_unavailable(self, line: RolloutLine, made: _Made) -> bool:
-        """Whether the database, not the rollout, is why there is no build; then this run ends."""
+        """Whether the database, not the rollout, prevented the build; then this run ends."""
         if made.error is None or isinstance(made.error, CorruptCaptureError | RolloutRetiredError):
             return False
         self._totals.stopped = f"stopped at line {line.number}: {made.error}"

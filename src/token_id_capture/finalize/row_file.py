@@ -26,7 +26,7 @@ _FOREIGN: Final = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]")
 
 @dataclass(frozen=True)
 class Damage:
-    """The part of the file from its first line that is no row to its end, as a loss of power leaves it.
+    """The part of the file from its first line that is not a row to its end, as a loss of power leaves it.
 
     ``start`` is in bytes. ``named`` are the rollouts whose ids can still be read in it; only zeros or a
     hole can hide a row that was written whole.
@@ -57,8 +57,8 @@ class RowFile:
         """Open or create the file, and read what is in it.
 
         Raises:
-            UnusableOutputError: it is no regular file, another process writes it, or a line of it
-                is no row that ``read_row`` knows (a ``ValueError`` of it). Nothing is changed then.
+            UnusableOutputError: it is not a regular file, another process writes it, or a line of it
+                is not a row that ``read_row`` knows (a ``ValueError`` of it). Nothing is changed then.
         """
         self.path = path
         self._directory_synced = False
@@ -194,7 +194,7 @@ class RowFile:
                             self.damage = self._cut_rollout(self.damage.named)
                         return
                     raise UnusableOutputError(
-                        f"{self.path} line {number} is no row of this command ({error}): name another file"
+                        f"{self.path} line {number} is not a row of this command ({error}): name another file"
                     ) from error
                 self._note(rollout_id, delivered, number, len(raw))
         if self._unfinished is not None:

@@ -1,7 +1,7 @@
 """Finished rollouts as lines of JSON: the records that come in and the rows that go out.
 
 A row keeps every field of its record. Numbers that JSON libraries disagree on (integers beyond 64
-bits, NaN) and text that is no valid Unicode pass through unharmed.
+bits, NaN) and text that is not valid Unicode pass through unharmed.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def read_row(raw: bytes, row_format: RowFormat, id_field: str | None) -> tuple[s
     """What a row of an earlier run says: the rollout id and how it was delivered.
 
     Raises:
-        ValueError: it is no row of this format.
+        ValueError: it is not a row of this format.
     """
     try:
         row = orjson.loads(raw)

@@ -102,7 +102,7 @@ class Row:
         return 1.0 if told is None else float(told)
 
     def versions(self, unknown: int = -1) -> list[int]:
-        """The weight version of each token with loss, ``unknown`` elsewhere and where it is no number."""
+        """The weight version of each token with loss, ``unknown`` elsewhere and where it is not a number."""
         versions = [unknown] * len(self.token_ids)
         for span in self._weight_spans:
             version = str(span["version"])

@@ -158,7 +158,7 @@ class CapturedCall:
             served = read()
             if self._settings.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
                 await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
-            # Images are long, and hashing them lets other threads go on.
+            # Images are long, and hashing them releases the interpreter lock.
             media = await asyncio.to_thread(digests_of, parts) if (parts := media_parts(self._body.members)) else ()
             entries = entries_from(context, self._request, served, media)
             links = [] if self._plan is None else self._plan.recorded(entries, served)

@@ -169,7 +169,7 @@ class TokenCaptureStore:
         self._recent.remember(incarnation, packed)
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", reason: str = "") -> None:
-        """Flag the rollout; ``reason`` may go on with ``": "`` and particulars."""
+        """Flag the rollout; ``reason`` may continue with ``": "`` and particulars."""
         code, detail = reasons.split_reason(reason or reasons.UNSPECIFIED)
         mark = writes.Mark(validate_rollout_id(rollout_id), model_call_id, code, detail)
         await self._write(_MARK, mark, len(detail))
@@ -347,7 +347,7 @@ class TokenCaptureStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosedError(f"the store on {self._path} is closed: open a new one to go on")
+            raise StoreClosedError(f"the store on {self._path} is closed: open a new one")
 
     def _forget_inherited(self) -> None:
         _inherited.append((self._writer, self._reader, self._token_reader))

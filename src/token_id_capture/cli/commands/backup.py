@@ -23,7 +23,7 @@ def backup(
         typer.Option(help="Flag rollouts that are open in the copy, since it lacks the calls that come after it."),
     ] = True,
 ) -> None:
-    """Copy a database to a new file while others go on writing.
+    """Copy a database to a new file while other processes write it.
 
     The copy is one consistent state, without free pages. It gets its name only when it is whole and on disk, is
     readable by its owner alone, and is verified as tokcap verify does. It is a capture database like any other:

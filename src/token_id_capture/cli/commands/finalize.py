@@ -1,7 +1,7 @@
 """``tokcap finalize``: finished rollout records in, training rows out.
 
 A row is durable before its rollout is retired or called delivered. So whatever interrupts the
-command, running it again with the same arguments goes on where it stopped.
+command, running it again with the same arguments resumes where it stopped.
 """
 
 from __future__ import annotations

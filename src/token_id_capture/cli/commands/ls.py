@@ -26,7 +26,7 @@ HEADERS = ("rollout", "state", "calls", "agents", "prompt", "sampled", "flags", 
 def ls(
     database: DatabaseOption,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most this many.")] = 50,
-    after: Annotated[str, typer.Option("--after", metavar="ID", help="Go on after this rollout id.")] = "",
+    after: Annotated[str, typer.Option("--after", metavar="ID", help="Start after this rollout id.")] = "",
     state: Annotated[
         State | None, typer.Option("--state", metavar="open|frozen|retired", help="Only rollouts in this state.")
     ] = None,
@@ -63,7 +63,7 @@ def ls(
     else:
         print_table(HEADERS, [_row(summary) for summary in summaries])
     if more:
-        report(f"there are more; go on with --after {summaries[-1].rollout_id}")
+        report(f"there are more; continue with --after {summaries[-1].rollout_id}")
 
 
 def _row(summary: RolloutSummary) -> tuple[object, ...]:

@@ -78,7 +78,7 @@ class Journey:
         """Live through every story at once.
 
         Raises:
-            DemoFailedError: an agent could not go on.
+            DemoFailedError: an agent could not continue.
         """
         rollouts = [Rollout(story) for story in STORIES]
         try:

@@ -104,7 +104,7 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
         if evidence.count:
             diagnosis.notes.append(
                 f"{_named(evidence)} {word} and kept as evidence ({_most_common(evidence.reasons)}): "
-                "tokcap prune --evidence lets old ones go."
+                "tokcap prune --evidence deletes old ones."
             )
 
 

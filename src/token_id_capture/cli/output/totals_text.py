@@ -50,7 +50,7 @@ def stopping(totals: Totals) -> list[str]:
 def _histogram(totals: Totals) -> list[str]:
     """The reasons of the masked rows and the causes of new beginnings, the most frequent first."""
     masked = [f"{count:>6} masked: {reason}" for reason, count in totals.reasons.most_common()]
-    return masked + [f"{count:>6} sequences began anew: {cause}" for cause, count in totals.causes.most_common()]
+    return masked + [f"{count:>6} began anew: {cause}" for cause, count in totals.causes.most_common()]
 
 
 def _unless_zero(count: int, what: str) -> list[str]:

@@ -29,7 +29,7 @@ def parse_duration(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no duration: write a number and one of s, m, h, d or w, as in 90m, 36h or 14d")
+        raise ValueError(f"{text!r} is not a duration: write a number and s, m, h, d or w, as in 90m, 36h or 14d")
     return float(match[1]) * _SECONDS[match[2]]
 
 

@@ -38,7 +38,7 @@ def make_engine(name: str) -> Engine:
     """The engine of this name.
 
     Raises:
-        ConfigurationError: there is none, or what the name stands for cannot be loaded or is no engine.
+        ConfigurationError: there is none, or what the name stands for cannot be loaded or is not an engine.
     """
     if name in ENGINES:
         return ENGINES[name]()
@@ -52,7 +52,7 @@ def make_engine(name: str) -> Engine:
         raise ConfigurationError(f"engine {name!r} could not be loaded: {type(error).__name__}: {error}") from error
     missing = [*missing_methods(engine, ENGINE_METHODS), *(() if hasattr(engine, "paths") else ("paths",))]
     if missing:
-        raise ConfigurationError(f"{name!r} is no engine: it lacks {', '.join(missing)}")
+        raise ConfigurationError(f"{name!r} is not an engine: it lacks {', '.join(missing)}")
     return engine
 
 

@@ -23,7 +23,7 @@ class Why(StrEnum):
     NO_SPACE = "no_space"
     """The disk has less room than the free-space floor; calls are served again when there is more."""
     FILE_REPLACED = "file_replaced"
-    """The database was removed or replaced while it was in use; only a restart goes on."""
+    """The database was removed or replaced while it was in use; only a restart helps."""
     NOT_WRITABLE = "not_writable"
     UNREACHABLE = "unreachable"
     NO_ANSWER = "no_answer"

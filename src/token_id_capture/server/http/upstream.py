@@ -209,7 +209,9 @@ def parse_upstream(url: str) -> URL:
     except ValueError:
         usable = False
     if not usable or parsed.query_string or parsed.fragment:
-        raise ConfigurationError(f"{url!r} is no upstream: give the engine's address, such as http://127.0.0.1:8000")
+        raise ConfigurationError(
+            f"{url!r} is not an upstream: give the engine's address, such as http://127.0.0.1:8000"
+        )
     if parsed.user is not None or parsed.password is not None:
         # It would stand in error messages and in the process list. The URL is not repeated here either.
         raise ConfigurationError(

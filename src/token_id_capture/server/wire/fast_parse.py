@@ -206,7 +206,7 @@ def _generation(text: bytes, position: int) -> _Cut:
     start, end = _array(text, _GENERATION, position)
     ids = text[start:end]
     if b"e" in ids:
-        raise ValueError("true and false are no ids, though Python counts with them")
+        raise ValueError("true and false are not ids, though Python treats them as integers")
     return _Cut("token_ids", start, end, TokenIds(orjson.loads(ids)))
 
 

@@ -52,7 +52,7 @@ class KnownTexts:
             ValueError: it is not an array of ids.
         """
         if b"e" in text:
-            raise ValueError("true and false are no ids, though Python counts with them")
+            raise ValueError("true and false are not ids, though Python treats them as integers")
         matching = [known for known in self._rollouts.get(rollout_id, ()) if known.continued_by(text)]
         if not matching:
             return TokenIds(orjson.loads(text))

@@ -39,7 +39,7 @@ class ClientView:
         return response.text if response.parsed is None else response.visible(self._splicer)
 
     def text(self, text: bytes) -> bytes:
-        """A text that is no whole response as the client sees it: nothing, if a part of what is hidden may be in it."""
+        """A partial response as the client sees it: empty if it may hold part of a hidden field."""
         return b"" if self._splicer.may_hide(text) else text
 
     def event(self, event: Event, data: ResponseBody) -> bytes:

@@ -174,7 +174,7 @@ def translated(error: BaseException, path: Path) -> StoreError | None:
     if name.startswith("SQLITE_FULL"):
         return StorageFullError(f"no room in {path}: nothing was stored. Free some space, then try again.")
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return UnusableDatabaseError(f"{path} is no usable SQLite database ({cause}): check it, or name another file")
+        return UnusableDatabaseError(f"{path} is not a usable SQLite database ({cause}): check it, or name another")
     if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return UnusableDatabaseError(f"cannot write {path} ({cause}): check that it and its directory are writable")
     if is_locked(error):

@@ -26,7 +26,7 @@ _Found = TypeVar("_Found")
 class TokenReader:
     """Read-only connections to one database, one of which is kept for the next read.
 
-    A read blocks its thread, and has a connection to itself. None goes on with a file that was
+    A read blocks its thread, and has a connection to itself. None continues with a file that was
     removed or replaced since. Errors are those of the driver.
     """
 

@@ -19,7 +19,7 @@ def read_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, versio
     """
     found = reader.read(queries.snapshot, snapshot_id, version)
     if found is None:
-        raise RolloutRetiredError(rollout_id, "reading its snapshot, which another process retired meanwhile")
+        raise RolloutRetiredError(rollout_id, "reading its snapshot")
     rows, flags = found
     entries = unpack_rollout(rollout_id, rows)
     return TokenCaptureSnapshot(rollout_id, entries, bool(flags), snapshot_id, version, flags)

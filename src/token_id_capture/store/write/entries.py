@@ -296,7 +296,7 @@ def mark_incomplete(batch: Batch, mark: Mark) -> None:
     if rollout is None:
         _insert_new(batch, [_new_rollout(mark.rollout_id)])
     elif rollout.state == State.RETIRED:
-        raise RolloutRetiredError(mark.rollout_id, f"the mark {mark.reason!r} of call {mark.model_call_id!r}")
+        raise RolloutRetiredError(mark.rollout_id, f"the flag {mark.reason!r} of call {mark.model_call_id!r}")
     _flag(batch, mark)
 
 

@@ -129,7 +129,7 @@ class JobQueue:
         """
         with self.changed:
             if self.closing:
-                raise StoreClosedError("the store is closed: open a new one to go on")
+                raise StoreClosedError("the store is closed: open a new one")
             self.outside.extend(jobs)
             self._let_in(waited=False)
             self.changed.notify()

@@ -148,7 +148,7 @@ class Writer:
 
     def _closed(self) -> BaseException:
         # A writer that ended by itself, say because the file cannot be opened, says why.
-        return self.failure or StoreClosedError("the store is closed: open a new one to go on")
+        return self.failure or StoreClosedError("the store is closed: open a new one")
 
     def end(self) -> None:
         """Take no more jobs; the thread finishes what waits and ends."""
@@ -249,7 +249,7 @@ class Writer:
     def _refuse_rest(self) -> None:
         while group := self._queue.take():
             for job in group:
-                job.error = self.failure or StoreClosedError("the store is closed: open a new one to go on")
+                job.error = self.failure or StoreClosedError("the store is closed: open a new one")
             resolve(group)
 
     def _commit_or_recover(self, group: list[Job], *, recovered: bool = False) -> None:
