@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,14 @@ import aiohttp
 import openai
 import pytest
 
-from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
+from support.engine_client import HELLO, Client, events
+from token_id_capture.testing.engine import PolicyEngine
 from token_id_capture.testing.policy import Policy
 from token_id_capture.testing.serving import engine_in_thread, serve_engine
 from token_id_capture.testing.template import END_OF_THOUGHT, END_OF_TURN, THINK, Habits, encode, render_chat
 
 RECORDINGS = Path(__file__).parent.parent / "data" / "recordings" / "vllm-0.32.0"
 CAPTURED = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 1}
 TOOL = {
     "type": "function",
     "function": {
@@ -28,30 +26,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-
-
-class Client:
-    """Posts to one engine."""
-
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url, self.session = url, session
-
-    async def post(self, path: str, body: Any) -> tuple[int, Any]:
-        async with self.session.post(
-            self.url + path, data=body if isinstance(body, str) else json.dumps(body)
-        ) as response:
-            return response.status, await response.json()
-
-    async def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        status, response = await self.post("/v1/chat/completions", body)
-        assert status == 200, response
-        answer: dict[str, Any] = response
-        return answer
-
-    async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
-            assert response.status == 200
-            return events(await response.read())
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +38,6 @@ def engine_url() -> Iterator[str]:
 async def client(engine_url: str) -> AsyncIterator[Client]:
     async with aiohttp.ClientSession() as session:
         yield Client(engine_url, session)
-
-
-def events(raw: bytes) -> list[dict[str, Any]]:
-    frames = raw.decode().removesuffix("\n\n").split("\n\n")
-    assert frames.pop() == "data: [DONE]"
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
 
 def recorded(name: str) -> tuple[dict[str, Any], Any]:
@@ -415,114 +383,3 @@ async def test_a_forced_call_comes_after_the_thought_that_the_prompt_began(clien
         body = {**HELLO, **CAPTURED, "tools": [TOOL], "tool_choice": "required"}
         response = await Client(url, client.session).chat(body)
     assert response["choices"][0]["message"]["tool_calls"]
-
-
-async def test_a_hook_sees_each_call_and_can_hold_it() -> None:
-    arrived, release = asyncio.Event(), asyncio.Event()
-
-    async def hold(call: EngineCall) -> None:
-        arrived.set()
-        await release.wait()
-
-    engine = PolicyEngine(on_call=hold)
-    async with serve_engine(engine) as url, aiohttp.ClientSession() as session:
-        waiting = asyncio.create_task(Client(url, session).chat(HELLO))
-        await asyncio.wait_for(arrived.wait(), 60)
-        assert [(call.number, call.path, call.body["seed"]) for call in engine.calls] == [
-            (1, "/v1/chat/completions", 1)
-        ]
-        assert not waiting.done()
-        release.set()
-        assert (await asyncio.wait_for(waiting, 60))["choices"]
-
-
-async def test_a_hook_can_make_a_call_fail() -> None:
-    async def fail(call: EngineCall) -> Failure | None:
-        return Failure(503, "no room") if call.number == 1 else None
-
-    async with serve_engine(PolicyEngine(on_call=fail)) as url, aiohttp.ClientSession() as session:
-        status, body = await Client(url, session).post("/v1/chat/completions", HELLO)
-        assert (status, body["error"]["message"]) == (503, "no room")
-        assert (await Client(url, session).chat(HELLO))["choices"]
-
-
-@pytest.mark.parametrize("frames", [0, 1, 4])
-async def test_a_hook_can_break_a_stream(frames: int) -> None:
-    async def cut(call: EngineCall) -> BrokenResponse:
-        return BrokenResponse(after_frames=frames)
-
-    async with (
-        serve_engine(PolicyEngine(on_call=cut)) as url,
-        aiohttp.ClientSession() as session,
-        session.post(f"{url}/v1/chat/completions", json={**HELLO, "stream": True}) as response,
-    ):
-        for _ in range(frames):
-            assert (await response.content.readline()).startswith(b"data: ")
-            assert await response.content.readline() == b"\n"
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.content.readline()
-
-
-async def test_a_hook_can_break_a_whole_response() -> None:
-    async def cut(call: EngineCall) -> BrokenResponse:
-        return BrokenResponse()
-
-    async with (
-        serve_engine(PolicyEngine(on_call=cut)) as url,
-        aiohttp.ClientSession() as session,
-        session.post(f"{url}/v1/chat/completions", json=HELLO) as response,
-    ):
-        assert response.status == 200
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.read()
-
-
-async def test_a_client_that_hangs_up_ends_the_call() -> None:
-    arrived, given_up = asyncio.Event(), asyncio.Event()
-
-    async def hold(call: EngineCall) -> None:
-        arrived.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            given_up.set()
-
-    async with serve_engine(PolicyEngine(on_call=hold)) as url, aiohttp.ClientSession() as session:
-        waiting = asyncio.create_task(Client(url, session).chat(HELLO))
-        await asyncio.wait_for(arrived.wait(), 60)
-        waiting.cancel()
-        await asyncio.wait_for(given_up.wait(), 60)
-
-
-async def test_a_held_call_does_not_keep_the_engine_from_stopping() -> None:
-    arrived = asyncio.Event()
-
-    async def hold(call: EngineCall) -> None:
-        arrived.set()
-        await asyncio.Event().wait()
-
-    async with aiohttp.ClientSession() as session:
-        async with asyncio.timeout(60), serve_engine(PolicyEngine(on_call=hold)) as url:
-            waiting = asyncio.create_task(Client(url, session).chat(HELLO))
-            await arrived.wait()
-        with pytest.raises((aiohttp.ClientError, AssertionError)):
-            await waiting
-
-
-async def test_tokens_can_take_their_time() -> None:
-    async with serve_engine(PolicyEngine(seconds_per_token=0.01)) as url, aiohttp.ClientSession() as session:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        response = await Client(url, session).chat({**HELLO, "max_tokens": 10, "seed": 1})
-        assert loop.time() - started >= 0.01 * response["usage"]["completion_tokens"]
-
-
-def test_an_engine_in_a_thread_serves_a_program_without_an_event_loop() -> None:
-    engine = PolicyEngine()
-    with engine_in_thread(engine) as url:
-        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(HELLO).encode())
-        with urllib.request.urlopen(request, timeout=60) as response:
-            assert json.load(response)["model"] == "policy"
-    assert len(engine.calls) == 1
-    with pytest.raises(OSError):
-        urllib.request.urlopen(f"{url}/health", timeout=1)
