@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from typing import Any
 
 import aiohttp
 import pytest
 
-from support.engine_client import HELLO, Client, events
+from support.engine_client import HELLO, Client
 from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
 from token_id_capture.testing.serving import engine_in_thread, serve_engine
 

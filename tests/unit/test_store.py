@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,6 @@ from token_id_capture.errors import (
     RolloutRetiredError,
     UnknownRolloutError,
 )
-from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 
 

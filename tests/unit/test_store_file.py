@@ -20,7 +20,6 @@ from token_id_capture.errors import (
     StoreClosedError,
     UnusableDatabaseError,
 )
-from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 
 
