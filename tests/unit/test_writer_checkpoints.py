@@ -115,6 +115,17 @@ async def test_a_log_that_grows_past_the_limit_is_cut_while_writing_goes_on(tmp_
 
 
 @pytest.mark.usefixtures("low_thresholds")
+async def test_a_log_that_is_written_over_is_moved_once_for_each_time_that_it_fills(
+    tmp_path: Path, checkpoints: list[str]
+) -> None:
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        for number in range(60):
+            await store.put(entry(str(number), 5_000))
+        written = 60 * 5_000 * 16
+        assert 3 <= checkpoints.count("PASSIVE") <= 2 * written / 400_000
+
+
+@pytest.mark.usefixtures("low_thresholds")
 async def test_a_reader_that_pins_a_large_log_is_reported_once_and_by_name(
     tmp_path: Path, reader: Callable[[], sqlite3.Connection]
 ) -> None:

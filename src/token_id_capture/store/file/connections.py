@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 PAGE_SIZE: Final = 4096
 BUSY_TIMEOUT_MILLISECONDS: Final = 10_000
-AUTOCHECKPOINT_PAGES: Final = 16_384
+AUTOCHECKPOINT_PAGES: Final = 32_768
+"""A backstop: it delays the commit that it is part of. Writers make their checkpoints after they have answered."""
 
 SETTINGS: Final[dict[str, int]] = {
     # NORMAL loses acknowledged commits when the power fails.

@@ -73,6 +73,7 @@ class Writer:
         self._registered = False
         self._pinned = False
         self._pin_reported = False
+        self._moved = 0
         self._dirty = False
         self._shortage_seen: tuple[float, str] | None = None
         # Held by the thread while it is at the database, and by a fork.
@@ -347,7 +348,7 @@ class Writer:
                     self._run_checkpoint("TRUNCATE")
             # What a reader pins is tried again until it has left.
             self._dirty = bool(size) and self._pinned
-        elif size > CHECKPOINT_BYTES:
+        elif size > max(CHECKPOINT_BYTES, self._moved):
             with self._writer_lock:
                 self._run_checkpoint("PASSIVE")
 
@@ -361,6 +362,8 @@ class Writer:
         self._pinned = bool(busy) or done < pages
         if not self._pinned:
             self._pin_reported = False
+            # It is written over from its start now, and grows past this size only when all of it is new.
+            self._moved = wal_bytes(self.path)
         elif not self._pin_reported and wal_bytes(self.path) > CHECKPOINT_BYTES:
             self._pin_reported = True
             warn(
