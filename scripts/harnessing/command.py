@@ -48,7 +48,7 @@ def _options(description: str) -> argparse.Namespace:
     made.add_argument("--only", action="append", choices=[harness.name for harness in HARNESSES], help="run this one")
     made.add_argument("--two-agents", action="store_true", help="a task for which two more agents are started at once")
     made.add_argument(
-        "--history", choices=("exact", "full", "off"), default="exact", help="of tokcap serve (%(default)s)"
+        "--history", choices=("exact", "full", "off"), help="of tokcap serve (full for OpenHands, else exact)"
     )
     return made.parse_args()
 

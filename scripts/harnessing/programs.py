@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,8 @@ NODE_PACKAGES: Final = (
     "opencode-ai@1.18.33",
     "@google/gemini-cli@0.61.0",
 )
+PYTHON_PACKAGES: Final = ("mini-swe-agent==2.4.6", "openhands-sdk==1.58.2", "openhands-tools==1.58.2")
+_PYTHONS: Final = ("python3.13", "python3.12")  # openhands-sdk needs one of these
 # What npm would run after an installation, where it is allowed to: they fetch nothing, and link the program.
 _AFTERWARDS: Final = (("@anthropic-ai/claude-code", "install.cjs"), ("opencode-ai", "postinstall.mjs"))
 
@@ -32,34 +36,62 @@ class Place:
     def node(self, name: str) -> str:
         return str(self.programs / "node_modules" / ".bin" / name)
 
+    def python(self, name: str) -> str:
+        return str(self.programs / "python" / "bin" / name)
+
 
 @dataclass(frozen=True)
 class Harness:
-    """``prepare`` writes the files that the program reads, and gives its command for a task."""
+    """``prepare`` writes the files that the program reads, and gives its command for a task.
+
+    ``history`` is the mode of ``tokcap serve`` that keeps its rollout one sequence.
+    """
 
     name: str
     prepare: Callable[[Place, str], list[str]]
     environment: Callable[[Place], dict[str, str]] = field(default=lambda place: {})
+    history: str = "exact"
 
 
 def install(folder: Path) -> None:
     """Install what is missing.
 
     Raises:
-        subprocess.CalledProcessError: npm failed.
+        OSError: npm or a Python that the packages need is not there.
+        subprocess.CalledProcessError: npm or pip failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    done = folder / ".installed"
-    wanted = "\n".join(NODE_PACKAGES)
-    if done.exists() and done.read_text() == wanted:
-        return
+    _once(folder / ".installed", NODE_PACKAGES, partial(_install_node, folder))
+    _once(folder / ".installed-python", PYTHON_PACKAGES, partial(_install_python, folder / "python"))
+
+
+def _once(done: Path, packages: tuple[str, ...], make: Callable[[], None]) -> None:
+    wanted = "\n".join(packages)
+    if not done.exists() or done.read_text() != wanted:
+        make()
+        done.write_text(wanted)
+
+
+def _install_node(folder: Path) -> None:
     (folder / "package.json").write_text("{}")
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", *NODE_PACKAGES], cwd=folder, check=True
     )
     for package, script in _AFTERWARDS:
         subprocess.run(["node", script], cwd=folder / "node_modules" / package, check=True)
-    done.write_text(wanted)
+
+
+def _install_python(folder: Path) -> None:
+    for python in _PYTHONS:
+        if shutil.which(python) and subprocess.run([python, "-m", "venv", "--clear", folder]).returncode == 0:
+            subprocess.run([folder / "bin" / "pip", "install", "--quiet", *PYTHON_PACKAGES], check=True)
+            return
+    raise FileNotFoundError(f"none of {', '.join(_PYTHONS)} is on the PATH")
+
+
+# LiteLLM asks the network for prices otherwise.
+_LITELLM: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+_OPENHANDS_TASK: Final = Path(__file__).with_name("openhands_task.py")
 
 
 def _claude(place: Place, task: str) -> list[str]:
@@ -120,6 +152,30 @@ def _gemini_environment(place: Place) -> dict[str, str]:
     return {"GOOGLE_GEMINI_BASE_URL": place.base, "GEMINI_API_KEY": "key", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
 
 
+def _mini(model: str, path: str = "") -> Callable[[Place, str], list[str]]:
+    def prepare(place: Place, task: str) -> list[str]:
+        command = [place.python("mini"), "-m", model, "-t", task, "-y", "--exit-immediately", "-c", "mini.yaml"]
+        api = (f"model.model_kwargs.api_base={place.base}{path}", "model.model_kwargs.api_key=key")
+        return [*command, "-c", api[0], "-c", api[1]]
+
+    return prepare
+
+
+def _mini_environment(place: Place) -> dict[str, str]:
+    return {**_LITELLM, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+
+
+def _openhands_environment(place: Place) -> dict[str, str]:
+    return {**_LITELLM, "OPENHANDS_SUPPRESS_BANNER": "1"}
+
+
+def _openhands(model: str, path: str = "") -> Callable[[Place, str], list[str]]:
+    def prepare(place: Place, task: str) -> list[str]:
+        return [place.python("python"), str(_OPENHANDS_TASK), model, place.base + path, task]
+
+    return prepare
+
+
 HARNESSES: Final = (
     Harness("claude-code", _claude, _claude_environment),
     Harness("codex", _codex, lambda place: {"MODEL_KEY": "key"}),
@@ -127,6 +183,11 @@ HARNESSES: Final = (
     Harness("opencode-responses", _opencode("@ai-sdk/openai"), _opencode_environment),
     Harness("opencode-messages", _opencode("@ai-sdk/anthropic"), _opencode_environment),
     Harness("gemini-cli", _gemini, _gemini_environment),
+    Harness("mini-swe-agent", _mini("openai/policy", "/v1"), _mini_environment),
+    Harness("mini-swe-agent-messages", _mini("anthropic/policy"), _mini_environment),
+    Harness("openhands-chat", _openhands("openai/policy", "/v1"), _openhands_environment, "full"),
+    Harness("openhands-responses", _openhands("openai/gpt-5.2", "/v1"), _openhands_environment, "full"),
+    Harness("openhands-messages", _openhands("anthropic/policy"), _openhands_environment, "full"),
 )
 
 

@@ -41,14 +41,14 @@ class Result:
     output: str
 
 
-def run(harness: Harness, programs: Path, *, two_agents: bool = False, history: str = "exact") -> Result:
+def run(harness: Harness, programs: Path, *, two_agents: bool = False, history: str | None = None) -> Result:
     """Have a harness do a task, and compare what was captured with what the engine served."""
     habits = Habits(reasoning=True, keeps_reasoning=True)
     engine = PolicyEngine(ScriptedPolicy(), max_model_len=2**20, habits=habits)
     with tempfile.TemporaryDirectory() as folder, engine_in_thread(engine) as upstream:
         database = Path(folder) / "captures.db"
         place = _place(Path(folder), programs)
-        with _gateway(upstream, database, history) as address:
+        with _gateway(upstream, database, history or harness.history) as address:
             place = Place(f"{address}/ng-rollout/{_ROLLOUT}/training-token-capture", *_rest(place))
             task = f"{TWO_AGENTS}: {_TASK}" if two_agents else _TASK
             done = subprocess.run(

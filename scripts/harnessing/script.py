@@ -36,6 +36,9 @@ SUB_AGENT: Final = "SUB-AGENT"
 TWO_AGENTS: Final = "TWO-AGENTS"
 """In the task of a main agent that is to start two others."""
 
+_SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+# mini-swe-agent ends on a command that prints this, and never on words alone.
+
 _SHELLS: Final = ("Bash", "exec_command", "bash", "run_shell_command", "terminal")
 _STARTERS: Final = ("Agent", "Task", "task")
 
@@ -69,9 +72,9 @@ def _step(tools: dict[str, Any], results: int, said: str) -> list[int]:
             return encode(ANSWER)
         kind = "general" if starter == "task" else "general-purpose"
         return [token for number in (1, 2) for token in _call(starter, _order(number, kind))]
-    if results >= 2:
+    if results >= 2 and _SUBMIT not in said:
         return encode(ANSWER)
-    command = ("cat notes.txt", "wc -c notes.txt")[results]
+    command = ("cat notes.txt", "wc -c notes.txt", f"echo {_SUBMIT}; echo '{ANSWER}'")[results]
     return [*encode("I will look.  \n\n" if not results else ""), *_call(shell, _arguments(tools[shell], command))]
 
 

@@ -42,7 +42,7 @@ class Vocabulary:
     """Byte pairs of the small test model; whatever looks like a tag is a token of its own, in any text."""
 
     def __init__(self) -> None:
-        self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
         self._special: dict[str, int] = {}
         self._texts: dict[int, str] = {}
 
@@ -56,14 +56,14 @@ class Vocabulary:
                 self._texts[number] = piece
                 yield number
             elif piece:
-                yield from self._tokenizer.encode(piece, add_special_tokens=False).ids
+                yield from self.tokenizer.encode(piece, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         texts: list[str] = []
         run: list[int] = []
         for token in [*ids, None]:
             if token is None or token >= 100_000:
-                texts.append(self._tokenizer.decode(run, skip_special_tokens=False))
+                texts.append(self.tokenizer.decode(run, skip_special_tokens=False))
                 run = []
                 texts.append("" if token is None else self._texts[token])
             else:
