@@ -8,7 +8,7 @@
 
 Inside the three largest packages the same holds::
 
-    store: {file, outcome_order, sequence_walk} <- {codec, schema} <- read <- write <- {maintain, store}
+    store: {file, outcome_order, sequence_walk} <- {codec, schema} <- read <- write <- {maintain, store} <- copying
     server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
         <- {continuity, listener, middleware, prompt_ids, stream} <- call
         <- {gateway, translation} <- {app, check}
@@ -56,6 +56,7 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"read"}),
         frozenset({"write"}),
         frozenset({"maintain", "store"}),
+        frozenset({"copying"}),
     ),
     "server": (
         frozenset({"defaults", "text"}),

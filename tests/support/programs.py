@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from token_id_capture.errors import TokenCaptureError
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import PinnedWalWarning, TokenCaptureStore
+from token_id_capture.store.copying.databases import copy_database
 from token_id_capture.store.file import connections as engine
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.write import writer
@@ -74,6 +75,11 @@ def create(database: str, acknowledged: str) -> None:
 
     asyncio.run(main())
     speaker(acknowledged)("close")
+
+
+def copy(source: str, target: str) -> None:
+    """Copy all rollouts."""
+    copy_database(source, target, include_open=True)
 
 
 def lifecycle(database: str, acknowledged: str) -> None:

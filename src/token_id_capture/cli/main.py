@@ -25,6 +25,7 @@ SUMMARIES: Final = {
     "backup": "Copy a database to a new file while other processes write it.",
     "browse": "Browse a database with Datasette, while others write it.",
     "check": "Ask an engine for a few tokens in each mode, and say what of it can be captured.",
+    "copy": "Copy rollouts from one database to another, exactly.",
     "delete": "Delete rollouts whatever their state, before their ids are used again.",
     "demo": "Try everything on this machine, in seconds: agents, capture, a crash, training rows.",
     "doctor": "Explain what a crash or a long run left behind.",

@@ -76,15 +76,18 @@ class Maintenance:
 
 
 @contextmanager
-def maintenance(path: Path) -> Iterator[Maintenance]:
-    """Open an existing database for housekeeping; errors of SQLite inside the block are translated.
+def maintenance(path: Path, *, create: bool = False) -> Iterator[Maintenance]:
+    """Open a database for housekeeping; errors of SQLite inside the block are translated.
+
+    Args:
+        create: make the file if it is missing.
 
     Raises:
         UnusableDatabaseError: it is missing or cannot be used.
     """
     writer_lock = WriterLock(path)
     try:
-        engine = open_for_writing(path, writer_lock, create=False)
+        engine = open_for_writing(path, writer_lock, create=create)
         pooled = engine.raw_connection()
         try:
             driver: Any = pooled.driver_connection

@@ -181,14 +181,19 @@ def _calls(connection: sqlite3.Connection, source: _Source) -> Iterator[Damage]:
     for call_id in call_ids:
         try:
             row = connection.execute(statement, (*source.key, call_id)).fetchone()
-            problems = ["is missing from its index"] if row is None else _problems(dict(row), source.walk)
+            problems = ["is missing from its index"] if row is None else problems_of_call(dict(row), source.walk)
         except (sqlite3.DatabaseError, *UNREADABLE) as error:
             problems = [f"cannot be read ({error})"]
         for problem in problems:
             yield source.damage(problem, call_id)
 
 
-def _problems(row: dict[str, Any], walk: SequenceWalk) -> list[str]:
+def problems_of_call(row: dict[str, Any], walk: SequenceWalk) -> list[str]:
+    """What is not as it was stored in the next call of a walk, in words.
+
+    Raises:
+        what is in ``codec.UNREADABLE``: a column cannot be decoded.
+    """
     if row["schema_version"] > TOKEN_ENTRY_RECORD_SCHEMA_VERSION:
         return [f"is a record of version {row['schema_version']}: upgrade token-id-capture to check it"]
     problem = walk.problem(row)
