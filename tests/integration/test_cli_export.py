@@ -24,10 +24,12 @@ from pyarrow import parquet
 
 from support.commands import TOKCAP, RunTokcap, clean_environment
 from support.many_rollouts import database_with
+from token_id_capture.cli.options import output_stream
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.delivery import retire_rollout_token_capture
-from token_id_capture.export.remote import remote_file
-from token_id_capture.finalize.output_file import UnusableOutputError, whole_file
+from token_id_capture.outputs.destination import Destination
+from token_id_capture.outputs.whole_files import UnusableOutputError, whole_file
+from token_id_capture.outputs.writer import row_writer
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 
@@ -255,11 +257,11 @@ def test_records_that_cannot_be_used_stop_the_export_before_it_begins(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-o", "rows.csv"], "--format is needed"),
-        (["-o", "-", "--format", "parquet"], "only rows of JSON lines go to a pipe"),
-        (["-o", "-", "--json"], "only rows of JSON lines go to a pipe"),
+        (["-o", "rows.csv"], "--file-format is needed"),
+        (["-o", "-", "--json"], "rows and --json cannot both go to standard output"),
+        (["-o", "-", "--shard-rows", "2"], "standard output is one stream"),
         (["-o", "rows.jsonl", "--fields", "reward"], "--fields needs --records"),
-        (["-o", "rows.txt.gz"], "--format is needed"),
+        (["-o", "rows.txt.gz"], "--file-format is needed"),
         (["-o", "rows.gz", "--format", "parquet"], "rows.gz would be compressed twice"),
         (["-o", "rows.jsonl", "../x"], "invalid rollout id"),
         (["-o", "rows.jsonl", "--since", "then"], "--since: 'then' is neither an age"),
@@ -391,12 +393,13 @@ def test_rows_can_go_to_a_url_and_replace_what_is_there_only_on_request(
 
 def test_a_file_behind_a_url_is_there_only_when_it_is_whole() -> None:
     system = fsspec.filesystem("memory")
-    with contextlib.suppress(KeyboardInterrupt), remote_file("memory://rows/broken.jsonl", overwrite=False) as stream:
-        stream.write(b"half a row")
+    broken, whole = (Destination(f"memory://rows/{name}.jsonl") for name in ("broken", "whole"))
+    with contextlib.suppress(KeyboardInterrupt), row_writer(broken, (), output_stream) as writer:
+        writer.write(b"half a row")
         raise KeyboardInterrupt
     assert not system.exists("/rows/broken.jsonl")
-    with remote_file("memory://rows/whole.jsonl", overwrite=False) as stream:
-        stream.write(b"a row\n")
+    with row_writer(whole, (), output_stream) as writer:
+        writer.write(b"a row\n")
         assert not system.exists("/rows/whole.jsonl")
     assert system.cat("/rows/whole.jsonl") == b"a row\n"
 

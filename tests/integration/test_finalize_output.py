@@ -15,10 +15,10 @@ import pytest
 
 from support.commands import RunTokcap
 from support.finalizing import Bench, as_line, feed_and_wait, record, running
-from token_id_capture.finalize.output_file import UnusableOutputError
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import RowFormat
 from token_id_capture.finalize.rows import read_row
+from token_id_capture.outputs.whole_files import UnusableOutputError
 
 PAGE = 4096
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from token_id_capture import TokenCaptureSnapshot, TokenEntry, build_snapshot
+from token_id_capture.builder.rows import SAMPLING_INTEGERS, SAMPLING_NUMBERS
 
 
 def entry(call: str, prompt: list[int], sampled: list[int], **more: Any) -> TokenEntry:
@@ -49,3 +50,27 @@ def test_modes_that_differ_are_not_told_as_one() -> None:
     same = row_of(entry("a", [1], [2], log_probs_mode="raw"), entry("b", [1, 2, 3], [4], log_probs_mode="raw"))
     mixed = row_of(entry("a", [1], [2], log_probs_mode="raw"), entry("b", [1, 2, 3], [4]))
     assert (same["log_probs_mode"], mixed["log_probs_mode"]) == ("raw", None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "other"),
+    [
+        ({"temperature": 1, "top_k": 20, "seed": 7}, {"temperature": 1.0, "top_k": 20, "seed": 7}, None),
+        ({"stop": ["a"], "top_p": 0.5}, {"top_p": 0.5}, '{"stop":["a"]}'),
+        ({"temperature": "hot", "seed": 2**70}, {}, f'{{"temperature":"hot","seed":{2**70}}}'),
+        ({"sampling_params": {"temperature": 0.5, "n": 2}}, {"temperature": 0.5}, '{"n":2}'),
+        ({"sampling_params": 7}, {}, '{"sampling_params":7}'),
+        ({}, {}, None),
+    ],
+)  # fmt: skip
+def test_sampling_parameters_have_the_same_fields_in_every_row(
+    asked: dict[str, Any], known: dict[str, Any], other: str | None
+) -> None:
+    fields = row_of(entry("a", [1], [2], sampling=asked))["sampling"]
+    assert set(fields) == {*SAMPLING_NUMBERS, *SAMPLING_INTEGERS, "other"}
+    assert {name: value for name, value in fields.items() if value is not None and name != "other"} == known
+    assert fields["other"] == other
+
+
+def test_sampling_parameters_that_nobody_told_are_not_made_up() -> None:
+    assert row_of(entry("a", [1], [2]))["sampling"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -14,6 +15,14 @@ from token_id_capture.records import TokenEntry, media_of
 from token_id_capture.tokens import LogProbs, TokenIds
 
 _TRUNCATED: Final = "length"
+SAMPLING_NUMBERS: Final = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+SAMPLING_INTEGERS: Final = ("top_k", "seed", "max_tokens")
+_NESTED: Final = "sampling_params"
+"""Where vLLM's and SGLang's own endpoints have them."""
+_LARGEST: Final = 2**63
 _NOTHING = Trajectory(TokenIds(), [], LogProbs())
 
 
@@ -34,8 +43,8 @@ class TrainingRow:
     ``prompt_length`` counts the tokens before the first answer. ``turn_spans`` has an object an answer:
     ``start``, ``end`` (exclusive), ``model_call_id``, ``response_id`` and ``model``. ``weight_versions`` has
     objects of ``start``, ``end`` and ``version``, where the engine tells them. ``sampling`` are the last
-    request's parameters, and ``log_probs_mode`` says whether log probabilities are those before or after
-    temperature and the like; None if calls differ or nobody told.
+    request's parameters, in the fields of ``sampling_fields``, and ``log_probs_mode`` says whether log
+    probabilities are those before or after temperature and the like; None if calls differ or nobody told.
 
     ``token_ids``, ``loss_mask`` (0 or 1) and ``log_probs`` (0.0 where the mask is 0) have N items, none if the
     row is masked; then ``mask_reason`` is a code of ``token_id_capture.reasons``.
@@ -97,10 +106,34 @@ def details(sequence: Sequence | None) -> dict[str, Any]:
         "truncated": last is not None and last.finish_reason == _TRUNCATED,
         "prompt_length": len(calls[0].prompt_token_ids) if calls else 0,
         "turn_spans": [_turn(call) for call in calls],
-        "sampling": last.sampling if last else None,
+        "sampling": sampling_fields(last.sampling) if last else None,
         "log_probs_mode": modes.pop() if len(modes) == 1 else None,
         "weight_versions": [span for call in calls for span in _weights(call)],
     }
+
+
+def sampling_fields(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Each parameter that most engines know, null if the request did not set it, and ``other``: the rest as JSON text.
+
+    None if nothing is known of the request's parameters. Fields of one type each can be columns of a table, which
+    a stop that is a text here and a list there cannot.
+    """
+    if told is None:
+        return None
+    nested = told.get(_NESTED)
+    rest = {**told, **nested} if isinstance(nested, dict) else dict(told)
+    if isinstance(nested, dict):
+        del rest[_NESTED]
+    fields: dict[str, Any] = {}
+    for name in SAMPLING_NUMBERS:
+        known = type(rest.get(name)) in (int, float)
+        fields[name] = float(rest.pop(name)) if known else None
+    for name in SAMPLING_INTEGERS:
+        known = type(rest.get(name)) is int and -_LARGEST <= rest[name] < _LARGEST
+        fields[name] = rest.pop(name) if known else None
+    rest = {name: value for name, value in rest.items() if value is not None}
+    fields["other"] = json.dumps(rest, separators=(",", ":")) if rest else None
+    return fields
 
 
 def _turn(call: TokenEntry) -> dict[str, Any]:

@@ -14,11 +14,13 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NoReturn, TypeAlias, TypeVar
 
 import typer
 
+from token_id_capture.errors import ConfigurationError
 from token_id_capture.lifecycle import Sequences
+from token_id_capture.outputs.destination import Destination, FileFormat
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +68,20 @@ ModelsOption = Annotated[
         help="The models to train, as in policy or policy-*,judge; tokens of others get no loss.",
     ),
 ]
+OUTPUT_FORMS: Final = (
+    ".jsonl, also compressed as .jsonl.gz or .jsonl.zst, or .parquet; a URL of fsspec, as in "
+    "s3://bucket/rows.parquet; - is standard output."
+)
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
+ShardRowsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--shard-rows",
+        min=1,
+        metavar="N",
+        help="Write files of N rows each: rows-00000.parquet and so on for rows.parquet.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
 
@@ -75,6 +91,21 @@ def model_names(models: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(name.strip() for name in models.split(",") if name.strip())
     return names or fail("--models names no model")
+
+
+def destination_option(
+    output: str, file_format: FileFormat | None, shard_rows: int | None, overwrite: bool, json: bool
+) -> Destination:
+    """The destination of these options, which ends the command if it cannot be written."""
+    try:
+        destination = Destination.of(output, file_format, shard_rows, overwrite)
+        if destination.is_stdout and json:
+            fail("rows and --json cannot both go to standard output: name a file for the rows")
+        if destination.is_stdout and destination.file_format is FileFormat.PARQUET and sys.stdout.isatty():
+            fail("Parquet is not for a terminal: name a file, or lead standard output into one")
+    except ConfigurationError as error:
+        fail(str(error))
+    return destination
 
 
 def existing_store(database: str) -> TokenCaptureStore:

@@ -9,22 +9,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from token_id_capture.builder.attribution import ScoredAnswer
-from token_id_capture.export.columns import Column, Kind
 from token_id_capture.integrations.nemo_gym import scored_answer
-
-_KIND_OF: Final[dict[frozenset[type], Kind]] = {
-    frozenset({bool}): Kind.FLAG,
-    frozenset({int}): Kind.INTEGER,
-    frozenset({float}): Kind.NUMBER,
-    frozenset({int, float}): Kind.NUMBER,
-    frozenset({str}): Kind.TEXT,
-    frozenset(): Kind.TEXT,
-}
+from token_id_capture.outputs.columns import Column, Kind
+from token_id_capture.outputs.shapes import Shape
 
 
 class RecordFields:
@@ -32,7 +24,7 @@ class RecordFields:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
-        self._types: dict[str, set[type]] = {name: set() for name in names}
+        self._shapes = {name: Shape() for name in names}
         self._seen: set[str] = set()
         # An empty name is a temporary database on disk, of which only a part is in memory.
         self._database = sqlite3.connect("", isolation_level=None)
@@ -61,8 +53,7 @@ class RecordFields:
         except sqlite3.IntegrityError:
             raise ValueError(f"there are two records of rollout {rollout_id!r}") from None
         for name, value in zip(self._names, found, strict=True):
-            if value is not None:
-                self._types[name].add(type(value))
+            self._shapes[name].add(value)
 
     def __contains__(self, rollout_id: str) -> bool:
         """Whether the rollout has a record."""
@@ -92,11 +83,8 @@ class RecordFields:
         return [name for name in self._names if name not in self._seen]
 
     def columns(self) -> tuple[Column, ...]:
-        """A column a name; values of different types are kept as JSON."""
-        return tuple(
-            Column(name, _KIND_OF.get(frozenset(types), Kind.JSON), "of the rollout's record")
-            for name, types in self._types.items()
-        )
+        """A column a name, of the type that fits all its values."""
+        return tuple(Column(name, Kind.FOUND, "of the rollout's record", shape) for name, shape in self._shapes.items())
 
     def close(self) -> None:
         """Give the space back."""

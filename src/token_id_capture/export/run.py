@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from token_id_capture.export.parts import Choice, Part, read_parts, read_parts_together
 from token_id_capture.export.record_fields import RecordFields
@@ -20,16 +20,6 @@ from token_id_capture.store.read.evidence import ALL_ROLLOUTS, Scope, count_roll
 
 _WORTH_PROCESSES: Final = 5_000
 """Rollouts from which on the start of more processes is soon made up for."""
-
-
-class RowWriter(Protocol):
-    """Where rows go."""
-
-    def write(self, row: Row) -> None:
-        """Append a row."""
-
-    def finish(self) -> None:
-        """Write what was held back."""
 
 
 @dataclass(slots=True)
@@ -61,7 +51,7 @@ class Exporter:
     def __init__(
         self,
         database: Path,
-        writer: RowWriter,
+        write: Callable[[Row], None],
         choice: Choice,
         *,
         scope: Scope = ALL_ROLLOUTS,
@@ -70,7 +60,7 @@ class Exporter:
         show: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self._database = database
-        self._writer = writer
+        self._write_row = write
         self._choice = choice
         self._scope = scope
         self._fields = fields
@@ -103,7 +93,6 @@ class Exporter:
                 self._show(done, total)
                 self._write(part)
             self._exported.without_rollout.extend(self._not_found(connection))
-        self._writer.finish()
         self._show(total, total)
         return self._exported
 
@@ -114,7 +103,7 @@ class Exporter:
             exported.damaged.append(part.damage)
         found = self._fields.of(part.rollout_id) if self._fields else {}
         for row in part.rows:
-            self._writer.write({**row, **found})
+            self._write_row({**row, **found})
             exported.rows += 1
             exported.tokens += len(row["token_ids"])
             exported.sampled_tokens += row["loss_mask"].count(1)

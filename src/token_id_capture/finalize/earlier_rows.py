@@ -7,9 +7,9 @@ rollout was delivered, and so is every row before it.
 from __future__ import annotations
 
 from token_id_capture.errors import UnknownRolloutError
-from token_id_capture.finalize.output_file import UnusableOutputError
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.lifecycle import Outcome, State
+from token_id_capture.outputs.whole_files import UnusableOutputError
 from token_id_capture.store import TokenCaptureStore
 
 

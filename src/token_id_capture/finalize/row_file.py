@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
-from token_id_capture.finalize.output_file import UnusableOutputError, sync_directory
+from token_id_capture.outputs.whole_files import UnusableOutputError, sync_directory
 
 if TYPE_CHECKING:
     from token_id_capture.finalize.rows import Delivered

@@ -6,7 +6,6 @@ NumPy arrays. ``log_probs[i]`` belongs to ``token_ids[i]``; nothing is shifted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -96,8 +95,6 @@ class Row:
     def temperature(self) -> float:
         """The sampling temperature of the request; 1.0 where it set none."""
         sampling = self.fields.get("sampling")
-        if isinstance(sampling, str):  # as a Parquet file has it
-            sampling = json.loads(sampling)
         told = sampling.get("temperature") if isinstance(sampling, Mapping) else None
         return 1.0 if told is None else float(told)
 

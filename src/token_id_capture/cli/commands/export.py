@@ -7,19 +7,22 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from token_id_capture.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
+    OUTPUT_FORMS,
     DatabaseOption,
     JsonOption,
     ModelsOption,
+    OverwriteOption,
     SequencesOption,
+    ShardRowsOption,
+    destination_option,
     fail,
     let_others_go_first,
     model_names,
@@ -31,33 +34,15 @@ from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import Show, progress_bar
 from token_id_capture.cli.output.units import SinceOption, plural, since_option
-from token_id_capture.export.compression import compressed, compression_of
-from token_id_capture.export.remote import is_url, remote_file
-from token_id_capture.finalize.output_file import whole_file
 from token_id_capture.lifecycle import Sequences
+from token_id_capture.outputs.destination import Destination, FileFormat
 
 if TYPE_CHECKING:
-    from token_id_capture.export.columns import Column
     from token_id_capture.export.record_fields import RecordFields
     from token_id_capture.export.run import Exported
     from token_id_capture.store.read.evidence import Scope
 
-STDOUT = "-"
 _LISTED = 20
-
-
-class FileFormat(StrEnum):
-    """What the output looks like."""
-
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-
-
-class _NoRowsError(Exception):
-    """There is nothing to write; it keeps an empty file from getting the name that the next export needs."""
-
-    def __init__(self, exported: Exported) -> None:
-        self.exported = exported
 
 
 @dataclass(frozen=True)
@@ -65,9 +50,7 @@ class Plan:
     """The options of the command."""
 
     database: str
-    output: str
-    file_format: FileFormat
-    overwrite: bool
+    destination: Destination
     scope: Scope
     per_request: bool
     include_open: bool
@@ -86,13 +69,12 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="PATH",
-        help="The new file: .jsonl, also compressed as .jsonl.gz or .jsonl.zst, or .parquet; a URL of fsspec, as in "
-        "s3://bucket/rows.parquet; - is standard output.",
+        help=f"The new file: {OUTPUT_FORMS}",
     ),
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
 FormatOption = Annotated[
-    FileFormat | None, typer.Option("--format", help="By default what the name of the output ends in.")
+    FileFormat | None,
+    typer.Option("--file-format", "--format", help="By default what the name of the output ends in."),
 ]
 PerRequestOption = Annotated[
     bool, typer.Option("--per-request", help="Each call as a sequence of its own, of masked rollouts too.")
@@ -124,6 +106,7 @@ def export(
     output: OutputOption,
     rollouts: RolloutsArgument = None,
     file_format: FormatOption = None,
+    shard_rows: ShardRowsOption = None,
     overwrite: OverwriteOption = False,
     since: SinceOption = None,
     per_request: PerRequestOption = False,
@@ -148,9 +131,7 @@ def export(
     """
     plan = Plan(
         database=database,
-        output=output,
-        file_format=_format(output, file_format),
-        overwrite=overwrite,
+        destination=destination_option(output, file_format, shard_rows, overwrite, json),
         scope=_scope(rollouts, since),
         per_request=per_request,
         include_open=include_open,
@@ -159,15 +140,11 @@ def export(
         jobs=jobs,
     )
     names = _field_names(fields, records)
-    if output == STDOUT and (plan.file_format is FileFormat.PARQUET or json):
-        fail("only rows of JSON lines go to a pipe: name a file for --format parquet or --json")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     let_others_go_first()
     try:
         with progress_bar() as show, _fields_of(records, names, id_field, show) as found:
             exported = _export(plan, found, show)
-    except _NoRowsError as nothing:
-        exported = nothing.exported
     except KeyboardInterrupt:
         fail("interrupted: no file was written", EXIT_INTERRUPTED)
     if json:
@@ -185,7 +162,7 @@ def _scope(rollouts: list[str] | None, since: str | None) -> Scope:
 
 
 def _field_names(fields: str, records: Path | None) -> list[str]:
-    from token_id_capture.export.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
+    from token_id_capture.outputs.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
 
     names = list(dict.fromkeys(name.strip() for name in fields.split(",") if name.strip()))
     if names and records is None:
@@ -194,20 +171,6 @@ def _field_names(fields: str, records: Path | None) -> list[str]:
     if taken:
         fail(f"--fields: {', '.join(sorted(taken))} is a column of the export itself: rename it in the records")
     return names
-
-
-def _format(output: str, chosen: FileFormat | None) -> FileFormat:
-    name = Path(output)
-    ending = name.with_suffix("").suffix if compression_of(name) else name.suffix
-    if chosen is FileFormat.PARQUET and compression_of(name):
-        fail(f"{output} would be compressed twice, as Parquet is already: let its name end in .parquet")
-    if chosen is not None:
-        return chosen
-    if ending.lower() in (".parquet", ".pq") and not compression_of(name):
-        return FileFormat.PARQUET
-    if output != STDOUT and ending.lower() not in (".jsonl", ".ndjson"):
-        fail(f"--format is needed: the name {output} does not end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
-    return FileFormat.JSONL
 
 
 @contextmanager
@@ -242,48 +205,30 @@ def _fields_of(
 
 
 def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
-    from token_id_capture.export.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
-    from token_id_capture.export.jsonl import JsonLines
-    from token_id_capture.export.parquet import Parquet
     from token_id_capture.export.parts import Choice
     from token_id_capture.export.run import Exporter
     from token_id_capture.lifecycle import State
+    from token_id_capture.outputs.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
+    from token_id_capture.outputs.writer import row_writer
 
-    columns: tuple[Column, ...] = CALL_COLUMNS if plan.per_request else TRAJECTORY_COLUMNS
-    columns = (*columns, *(fields.columns() if fields else ()))
+    columns = (
+        *(CALL_COLUMNS if plan.per_request else TRAJECTORY_COLUMNS),
+        *(fields.columns() if fields else ()),
+    )
     database = database_file(plan.database)
     states = (State.FROZEN, State.OPEN) if plan.include_open else (State.FROZEN,)
-    with _stream(plan) as stream:
-        writer = Parquet(stream, columns) if plan.file_format is FileFormat.PARQUET else JsonLines(stream)
+    plan.destination.check_free()
+    with row_writer(plan.destination, columns, output_stream) as writer:
         exporter = Exporter(
             database,
-            writer,
+            writer.write,
             Choice(plan.per_request, states, plan.sequences, plan.models),
             scope=plan.scope,
             fields=fields,
             jobs=plan.jobs,
             show=lambda done, total: show("export", done, total),
         )
-        exported = exporter.run()
-        if not exported.rows:
-            raise _NoRowsError(exported)
-        return exported
-
-
-@contextmanager
-def _stream(plan: Plan) -> Iterator[BinaryIO]:
-    if plan.output == STDOUT:
-        with output_stream() as stream:
-            yield stream
-        return
-    named = Path(plan.output)
-    destination = (
-        remote_file(plan.output, overwrite=plan.overwrite)
-        if is_url(plan.output)
-        else whole_file(named, may_replace=lambda path: plan.overwrite)
-    )
-    with destination as stream, compressed(stream, compression_of(named)) as written:
-        yield written
+        return exporter.run()
 
 
 def _summarise(exported: Exported, plan: Plan, json: bool) -> None:
@@ -298,7 +243,7 @@ def _summarise(exported: Exported, plan: Plan, json: bool) -> None:
     if len(exported.damaged) > _LISTED:
         report(f"and {len(exported.damaged) - _LISTED:,} more; tokcap verify lists every damage")
     if not exported.rows:
-        report("no row is to be exported, so no file was written" if plan.output != STDOUT else "no row was exported")
+        report("no row is to be exported" + ("" if plan.destination.is_stdout else ", so no file was written"))
     if exported.damaged or exported.without_rollout or exported.without_record or not exported.rows:
         raise typer.Exit(EXIT_PARTIAL)
 

@@ -15,7 +15,7 @@ from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.evidence import rollout_argument, stored_evidence, stored_rollout
 from token_id_capture.cli.output.tokenizer import decoder
 from token_id_capture.cli.output.units import show_bytes
-from token_id_capture.finalize.output_file import whole_file
+from token_id_capture.outputs.whole_files import whole_file
 
 if TYPE_CHECKING:
     from token_id_capture.explanation import Decode

@@ -1,10 +1,13 @@
-"""The columns of an export, and what kind of value each holds."""
+"""The columns of rows that are known beforehand, and what kind of value each column holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from token_id_capture.outputs.shapes import Shape
 
 
 class Kind(Enum):
@@ -14,13 +17,14 @@ class Kind(Enum):
     INTEGER = "integer"
     NUMBER = "number"
     FLAG = "flag"
-    TEXTS = "texts"
-    JSON = "json"
+    SAMPLING = "sampling"
     TURN_SPANS = "turn_spans"
     WEIGHT_SPANS = "weight_spans"
     TOKEN_IDS = "token_ids"
     LOSS_MASK = "loss_mask"
     LOG_PROBS = "log_probs"
+    FOUND = "found"
+    """What the values themselves are: the column has a ``shape``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Column:
     name: str
     kind: Kind
     meaning: str
+    shape: Shape | None = None
 
 
 _ROLLOUT: Final = (
@@ -66,7 +71,7 @@ TRAJECTORY_COLUMNS: Final = (
     Column("truncated", Kind.FLAG, "whether a limit cut the last answer off"),
     Column("prompt_length", Kind.INTEGER, "tokens before the first answer"),
     Column("turn_spans", Kind.TURN_SPANS, "each answer: start, end (exclusive), model_call_id, response_id, model"),
-    Column("sampling", Kind.JSON, "the last request's sampling parameters"),
+    Column("sampling", Kind.SAMPLING, "the last request's parameters; other: those without a field, as JSON text"),
     Column("log_probs_mode", Kind.TEXT, "log probabilities before or after temperature and the like; null if unknown"),
     Column("weight_versions", Kind.WEIGHT_SPANS, "the weights that sampled it: start, end (exclusive), version"),
     Column("created_at", Kind.NUMBER, "when the last call was recorded, in seconds since the epoch"),
