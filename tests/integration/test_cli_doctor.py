@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_used_is_one_line_and_code_2(tokcap: RunTokcap, tm
         ("missing.db", "no capture database"),
         ("newer.db", "upgrade token-id-capture"),
         ("foreign.db", "database of another program"),
-        ("text.db", "no usable SQLite database"),
+        ("text.db", "not a usable SQLite database"),
         ("empty.db", "empty file"),
     ):
         refused = tokcap("doctor", "-d", tmp_path / name)

@@ -188,7 +188,7 @@ def test_on_a_terminal_it_asks(database: Path, answer: bytes, left: list[str], c
 def test_an_age_that_is_none_is_one_line(tokcap: RunTokcap, database: Path, age: str) -> None:
     refused = tokcap("prune", "-d", database, f"--older-than={age}", "--yes")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "is no duration" in one_line(refused.stderr)
+    assert "is not a duration" in one_line(refused.stderr)
 
 
 def test_only_processes_that_are_gone_and_that_nothing_names_are_forgotten(tokcap: RunTokcap, tmp_path: Path) -> None:

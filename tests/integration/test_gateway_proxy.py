@@ -273,7 +273,7 @@ async def test_an_upstream_below_a_path_and_one_that_ends_in_v1_are_both_underst
 
 @pytest.mark.parametrize("url", ["", "engine", "ftp://engine", "http://", "http://engine:99999", "http://engine/?a=1"])
 def test_what_is_no_upstream_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no upstream"):
+    with pytest.raises(ConfigurationError, match="is not an upstream"):
         parse_upstream(url)
 
 

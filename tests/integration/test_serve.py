@@ -41,7 +41,7 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engi
     assert not (tmp_path / "new.db").exists()
     for arguments, beginning in (
         (("-u", f"http://127.0.0.1:{port}", *new), f"nothing listens at http://127.0.0.1:{port} (Connection refused)"),
-        (("-u", "engine:8000", *new), "'engine:8000' is no upstream"),
+        (("-u", "engine:8000", *new), "'engine:8000' is not an upstream"),
         (("-u", engine.url, *new, "--engine", "ollama"), "unknown engine 'ollama'"),
         (("-u", engine.url, *text, "--port", "0"), str(tmp_path / "text.db")),
     ):
