@@ -17,6 +17,7 @@ import pytest
 
 from support.commands import LONGEST_RUN_SECONDS, TOKCAP, RunInstalled, RunTokcap, clean_environment
 from support.interrupts import listen_to_interrupts
+from support.postgres import PostgresServer, running_server
 
 # A shared machine may stall at any point of a test; a deadline for an example would only find that.
 hypothesis.settings.register_profile("project", deadline=None)
@@ -77,6 +78,20 @@ def fork_server() -> Iterator[socket.socket]:
     with server, ours:
         yield ours
         ours.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for all tests of this process. Who stops it starts it again."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a database with the tables of a store that nobody has written to."""
+    with postgres.captures() as url:
+        yield url
 
 
 @pytest.fixture

@@ -27,6 +27,19 @@ class TestTokenCaptureStore(CaptureContract):
             yield store, store
 
 
+class TestPostgres(CaptureContract):
+    databases: ClassVar[dict[Path, str]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _database(self, tmp_path: Path, postgres_url: str) -> None:
+        self.databases[tmp_path] = postgres_url
+
+    @asynccontextmanager
+    async def open_store(self, directory: Path) -> AsyncIterator[tuple[TokenSink, TokenSource]]:
+        async with TokenCaptureStore(self.databases[directory]) as store:
+            yield store, store
+
+
 class TestMemoryStore(CaptureContract):
     kind: type[MemoryStore] = MemoryStore
     disks: ClassVar[dict[Path, dict[str, MemoryRollout]]] = {}

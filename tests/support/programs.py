@@ -21,6 +21,7 @@ from token_id_capture.store import PinnedWalWarning, TokenCaptureStore
 from token_id_capture.store.copying.databases import copy_database
 from token_id_capture.store.file import connections as engine
 from token_id_capture.store.file.lock import WriterLock
+from token_id_capture.store.local import LocalFile
 from token_id_capture.store.write import writer
 
 Say = Callable[[str], None]
@@ -305,7 +306,8 @@ def fork_while_reading(database: str, acknowledged: str) -> None:
 
     async def main() -> None:
         await store.put(entry("shared", "a"))
-        reader = await store._live_reader()
+        assert isinstance(store._backend, LocalFile)
+        reader = await store._backend.live_reader()
         async with reader.connect():
             child = fork()
             if child == 0:

@@ -17,6 +17,7 @@ from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.file import connections as engine
 from token_id_capture.store.file.connections import has_wal_reset_bug, is_input_output_error, translated
 from token_id_capture.store.file.revision import APPLICATION_ID
+from token_id_capture.store.write.writer import Writer
 
 ENTRY = TokenEntry(
     rollout_id="first",
@@ -138,7 +139,9 @@ async def test_a_new_file_is_set_before_its_first_table(tmp_path: Path) -> None:
 
 async def test_the_writing_connection_is_set_as_the_settings_say(tmp_path: Path) -> None:
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
-        driver = store._live_writer()._driver()
+        writer = store._backend.live_writer()
+        assert isinstance(writer, Writer)
+        driver = writer._driver()
         for name, value in engine.SETTINGS.items():
             answer = driver.execute(f"PRAGMA {name}").fetchone()
             assert answer is None if name in engine._UNANSWERED and answer is None else answer == (value,)
@@ -168,7 +171,7 @@ async def test_a_reading_connection_cannot_write(tmp_path: Path) -> None:
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await store.put(ENTRY)
         with pytest.raises(errors.UnusableDatabaseError, match="readonly"):
-            await store._read(lambda execute: execute("DELETE FROM entries", {}))
+            await store._backend.read(lambda execute: execute("DELETE FROM entries", {}))
         assert await store.read_entries("first") == (ENTRY,)
 
 

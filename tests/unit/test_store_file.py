@@ -46,8 +46,8 @@ async def test_a_directory_means_the_file_in_it_and_a_url_means_its_file(tmp_pat
     assert TokenCaptureStore(tmp_path / "one.db").database == tmp_path / "one.db"
     assert TokenCaptureStore(f"sqlite:///{tmp_path}/one.db").database == tmp_path / "one.db"
     assert TokenCaptureStore(f"sqlite+aiosqlite:///{tmp_path}/a%20b.db").database == tmp_path / "a b.db"
-    for url in ("postgresql://host/db", "sqlite://", "sqlite:///:memory:"):
-        with pytest.raises(UnusableDatabaseError, match="only SQLite files"):
+    for url in ("mysql://host/db", "sqlite://", "sqlite:///:memory:"):
+        with pytest.raises(UnusableDatabaseError, match="name a path, or an SQLite URL"):
             TokenCaptureStore(url)
 
 

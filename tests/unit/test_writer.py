@@ -72,13 +72,13 @@ async def test_puts_that_are_cancelled_are_stored_or_not_and_never_half(store: T
 
 async def test_callers_beyond_the_bound_of_the_queue_wait_their_turn_in_order(tmp_path: Path) -> None:
     store = TokenCaptureStore(tmp_path / "captures.db")
-    store._limits = dataclasses.replace(store._limits, queue_bytes=20_000)
+    store._backend.limits = dataclasses.replace(store._backend.limits, queue_bytes=20_000)
     most_held = 0
 
     async def watch() -> None:
         nonlocal most_held
         while True:
-            most_held = max(most_held, store._live_writer()._queue.held)
+            most_held = max(most_held, store._backend.live_writer()._queue.held)
             await asyncio.sleep(0)
 
     watching = asyncio.create_task(watch())
@@ -91,7 +91,7 @@ async def test_callers_beyond_the_bound_of_the_queue_wait_their_turn_in_order(tm
 
 async def test_a_call_larger_than_the_queue_is_stored_all_the_same(tmp_path: Path) -> None:
     store = TokenCaptureStore(tmp_path / "captures.db")
-    store._limits = dataclasses.replace(store._limits, queue_bytes=1_000)
+    store._backend.limits = dataclasses.replace(store._backend.limits, queue_bytes=1_000)
     await asyncio.gather(*(store.put(entry(str(number), 2_000)) for number in range(5)))
     assert len(await _stored(store)) == 5
     await store.close()
@@ -99,7 +99,7 @@ async def test_a_call_larger_than_the_queue_is_stored_all_the_same(tmp_path: Pat
 
 async def test_a_cancelled_caller_that_waited_for_room_leaves_no_trace(tmp_path: Path) -> None:
     store = TokenCaptureStore(tmp_path / "captures.db")
-    store._limits = dataclasses.replace(store._limits, queue_bytes=3_000)
+    store._backend.limits = dataclasses.replace(store._backend.limits, queue_bytes=3_000)
     puts = [asyncio.create_task(store.put(entry(str(number), 300))) for number in range(50)]
     await asyncio.sleep(0)
     for put in puts[25:]:
@@ -111,7 +111,7 @@ async def test_a_cancelled_caller_that_waited_for_room_leaves_no_trace(tmp_path:
 
 async def test_closing_finishes_all_that_was_asked_for_before(tmp_path: Path) -> None:
     store = TokenCaptureStore(tmp_path / "captures.db")
-    store._limits = dataclasses.replace(store._limits, queue_bytes=50_000)
+    store._backend.limits = dataclasses.replace(store._backend.limits, queue_bytes=50_000)
     puts = [asyncio.create_task(store.put(entry(str(number), 300))) for number in range(200)]
     await asyncio.sleep(0)
     await store.close()
@@ -170,7 +170,7 @@ async def test_a_row_that_fails_beside_an_input_output_error_does_not_fail_its_n
             raise errors.pop()
 
     await store.open()
-    writer = store._live_writer()
+    writer = store._backend.live_writer()
     asked = await asyncio.gather(
         writer.submit(fails_once, None),
         store.put(entry("a")),

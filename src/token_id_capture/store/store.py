@@ -1,45 +1,35 @@
-"""``TokenCaptureStore``: the sink, the source and the evidence, in one file that processes share."""
+"""``TokenCaptureStore``: the sink, the source and the evidence, in one database that processes share."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sqlite3
-import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, Self
 
 import orjson
-from sqlalchemy.exc import DBAPIError
 
 from token_id_capture import reasons
-from token_id_capture.errors import StoreClosedError
+from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin, Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.records import TokenEntry, validate_rollout_id
+from token_id_capture.store.backend import Backend, Stamp
 from token_id_capture.store.codec import WRITE_BYTES, pack, validated
-from token_id_capture.store.file import forking
-from token_id_capture.store.file.connections import translated
 from token_id_capture.store.file.location import FREE_SPACE_FLOOR, database_path
-from token_id_capture.store.file.open_files import DatabaseFile
-from token_id_capture.store.file.opening import is_current
-from token_id_capture.store.file.read_only import wal_bytes
-from token_id_capture.store.file.weight_version import WeightVersionFile
+from token_id_capture.store.local import LocalFile
 from token_id_capture.store.read import histories, listing, queries, tokens
-from token_id_capture.store.read.connections import Reader
 from token_id_capture.store.read.listing import EVERY_ROLLOUT, RolloutFilter
 from token_id_capture.store.read.summaries import RolloutDetail, RolloutSummary
-from token_id_capture.store.read.token_connections import TokenReader
+from token_id_capture.store.server_url import ServerUrl, is_server_url, server_url
 from token_id_capture.store.write import entries as writes
 from token_id_capture.store.write import retirement, snapshot
 from token_id_capture.store.write.prefix_cache import RecentSequences
 from token_id_capture.store.write.probe import probe
-from token_id_capture.store.write.queue import Batch, Job, Operation, one_by_one
-from token_id_capture.store.write.writer import Limits, Writer
+from token_id_capture.store.write.queue import Operation, one_by_one, open_only
+from token_id_capture.store.write.thread import Limits
 from token_id_capture.tokens import TokenIds
 
 _MARK: Final = one_by_one(writes.mark_incomplete)
@@ -53,71 +43,72 @@ _SWEEP: Final = one_by_one(retirement.sweep_retired)
 # only the check that their rollout was not deleted in between.
 _REMEMBERED_CALLS: Final = 65_536
 
-_Given = TypeVarTuple("_Given")
-_Found = TypeVar("_Found")
-
-# What a forked child inherits is kept alive here: there is nothing in it that the child could close.
-_inherited: list[Any] = []
-
 
 class TokenCaptureStore:
-    """Captured tokens in one SQLite file that several processes of one machine write at once.
+    """Captured tokens in one database that several processes write at once: a file, or a PostgreSQL server.
 
     It is a ``TokenSink`` with call intents and a ``TokenSource`` with outcomes; ``protocols`` says
     what its methods promise. Nothing is opened before the first use, and each process opens for
     itself, also after ``fork``. Use it as ``async with TokenCaptureStore(path) as store``, or close it.
 
     Args:
-        database: a directory (the file in it is ``token_captures.db``), a file, or a URL of SQLAlchemy.
-        create: whether a missing file is created.
-        free_space_floor: with fewer free bytes than this on the disk, ``begin_call`` and ``put`` are
+        database: a directory (the file in it is ``token_captures.db``), a file, an ``sqlite:///`` URL of one, or the
+            ``postgresql://`` URL of a database on a server (extra ``postgres``).
+        create: whether a missing file, or missing tables on a server, are created.
+        free_space_floor: with fewer free bytes than this on the disk of a file, ``begin_call`` and ``put`` are
             refused, so that flags, freezes and checkpoints still have room. It recovers by itself.
-        max_bytes: the size that the database file may grow to, rounded to pages; None for no limit.
+        max_bytes: the size that a database file may grow to, rounded to pages; None for no limit.
         file_id: the ``file_id`` of the store of another process that had the file open before this one.
             Then no other file is used, and none is created.
 
     Raises:
         ReplacedDatabaseError: the file was removed or replaced since this store, or the one of
             ``file_id``, opened it. A store never continues with another file.
-        UnusableDatabaseError, and what is below it: on first use, if the file cannot be used.
+        UnusableDatabaseError, and what is below it: on first use, if the database cannot be used.
     """
 
     def __init__(
         self,
-        database: str | Path,
+        database: str | Path | ServerUrl,
         *,
         create: bool = True,
         free_space_floor: int = FREE_SPACE_FLOOR,
         max_bytes: int | None = None,
         file_id: str | None = None,
     ) -> None:
-        self._path = database_path(database)
-        self._file = DatabaseFile(self._path, file_id)
-        self.weights = WeightVersionFile(self._path)
-        self._create = create
-        self._limits = Limits(free_space_floor=free_space_floor, max_bytes=max_bytes)
-        self._closed = False
+        limits = Limits(free_space_floor=free_space_floor, max_bytes=max_bytes)
+        self._backend = _backend(database, limits, create=create, file_id=file_id)
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
-        # Loops in several threads may come at once, and there is one writer for them all.
-        self._opening = threading.Lock()
-        self._writer: Writer | None = None
-        self._reader: Reader | None = None
-        self._token_reader: TokenReader | None = None
         self._recent = RecentSequences()
         self._begun: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     @property
+    def location(self) -> Path | ServerUrl:
+        """Where the database is: the absolute path of a file, or a URL, which hides its password as text."""
+        return self._backend.location
+
+    @property
     def database(self) -> Path:
-        """The absolute path of the database file."""
-        return self._path
+        """The absolute path of the database file.
+
+        Raises:
+            UnusableDatabaseError: the database is on a server; ``location`` tells which.
+        """
+        if isinstance(self.location, ServerUrl):
+            raise UnusableDatabaseError(f"{self.location} is no file: ask for the store's location")
+        return self.location
 
     @property
     def file_id(self) -> str | None:
-        """What tells this database file from every other, and from its own backups; None before the first open."""
-        return self._file.file_id
+        """What tells this database from every other, and from its own backups; None before the first open."""
+        return self._backend.file_id
+
+    @property
+    def weights(self) -> Stamp:
+        """The weight version that a trainer has stamped, for all processes on this database."""
+        return self._backend.weights
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -127,31 +118,20 @@ class TokenCaptureStore:
         await self.close()
 
     def __del__(self) -> None:
-        writer = getattr(self, "_writer", None)
-        if writer is not None and writer.alive and self._pid == os.getpid():
-            unclosed = f"unclosed TokenCaptureStore({str(self._path)!r})"
+        backend = getattr(self, "_backend", None)
+        writer = None if backend is None else backend.unclosed()
+        if writer is not None:
+            unclosed = f"unclosed TokenCaptureStore({str(self.location)!r})"
             warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=self)
             writer.end()
 
     async def open(self) -> None:
-        """Open now instead of on first use: create the file if need be, and bring it up to date."""
-        await self._write(_NOTHING, None)
+        """Open now instead of on first use: create the database if need be, and bring it up to date."""
+        await self._write(open_only, None)
 
     async def close(self) -> None:
         """Finish what waits, then close. Idempotent; nothing that was acknowledged is lost."""
-        if self._pid != os.getpid():
-            self._forget_inherited()
-        with self._opening:
-            self._closed = True
-            writer, self._writer = self._writer, None
-            reader, self._reader = self._reader, None
-            token_reader, self._token_reader = self._token_reader, None
-        if token_reader is not None:
-            token_reader.close()
-        if reader is not None:
-            await reader.close()
-        if writer is not None:
-            await writer.close()
+        await self._backend.close()
 
     # The sink
 
@@ -197,12 +177,14 @@ class TokenCaptureStore:
 
     async def find_calls(self, rollout_id: str, chains: Sequence[bytes]) -> list[KnownCall]:
         """The calls of an open rollout that were stored with one of these chains."""
-        return await self._read_tokens(TokenReader.read, histories.find_calls, validate_rollout_id(rollout_id), chains)
+        return await self._backend.read_tokens(
+            tokens.ask, histories.find_calls, validate_rollout_id(rollout_id), chains
+        )
 
     async def answers_since(self, rollout_id: str, order: int) -> list[StoredAnswer]:
         """The assistant messages of the rollout's calls that were stored after ``order``."""
-        return await self._read_tokens(
-            TokenReader.read, histories.answers_since, validate_rollout_id(rollout_id), order
+        return await self._backend.read_tokens(
+            tokens.ask, histories.answers_since, validate_rollout_id(rollout_id), order
         )
 
     async def sequence_of(self, rollout_id: str, model_call_id: str) -> TokenIds | None:
@@ -210,8 +192,8 @@ class TokenCaptureStore:
         known = self._recent.sequence_of(rollout_id, model_call_id)
         if known is not None:
             return known
-        return await self._read_tokens(
-            TokenReader.read, histories.sequence_of, validate_rollout_id(rollout_id), model_call_id
+        return await self._backend.read_tokens(
+            tokens.ask, histories.sequence_of, validate_rollout_id(rollout_id), model_call_id
         )
 
     # The source
@@ -222,7 +204,7 @@ class TokenCaptureStore:
         self._recent.forget(rollout_id)
         if head is None:
             return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        return await self._read_tokens(tokens.read_snapshot, head.rollout_id, head.snapshot_id, head.version)
+        return await self._backend.read_tokens(tokens.read_snapshot, head.rollout_id, head.snapshot_id, head.version)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the rollout if exactly this snapshot is its latest state."""
@@ -282,7 +264,7 @@ class TokenCaptureStore:
         Raises:
             CorruptCaptureError: stored tokens do not match their digest.
         """
-        return await self._read_tokens(tokens.entries_of_rollout, validate_rollout_id(rollout_id))
+        return await self._backend.read_tokens(tokens.entries_of_rollout, validate_rollout_id(rollout_id))
 
     async def read_call(self, rollout_id: str, model_call_id: str) -> TokenEntry | None:
         """One stored call with its whole prompt; None if it is not stored. Costs the length of its sequence.
@@ -290,13 +272,13 @@ class TokenCaptureStore:
         Raises:
             CorruptCaptureError: the call, or one that its prompt is stored behind, is damaged.
         """
-        return await self._read_tokens(tokens.entry_of_call, validate_rollout_id(rollout_id), model_call_id)
+        return await self._backend.read_tokens(tokens.entry_of_call, validate_rollout_id(rollout_id), model_call_id)
 
     async def list_rollouts(
         self, after: str = "", limit: int = 50, wanted: RolloutFilter = EVERY_ROLLOUT
     ) -> list[RolloutSummary]:
         """A page of rollouts in the order of their ids, beginning behind ``after``."""
-        return await self._read(listing.list_rollouts, after, limit, wanted)
+        return await self._backend.read(listing.list_rollouts, after, limit, wanted)
 
     async def describe_rollout(self, rollout_id: str) -> RolloutDetail:
         """Everything stored about one rollout except its tokens.
@@ -304,7 +286,7 @@ class TokenCaptureStore:
         Raises:
             UnknownRolloutError: there is no row of it.
         """
-        return await self._read(queries.describe_rollout, validate_rollout_id(rollout_id))
+        return await self._backend.read(queries.describe_rollout, validate_rollout_id(rollout_id))
 
     # What a server watches
 
@@ -318,80 +300,27 @@ class TokenCaptureStore:
 
     def waiting(self) -> tuple[int, int]:
         """How many writes of this process wait for the writer, and their bytes."""
-        return (0, 0) if self._writer is None else self._writer.waiting
+        return self._backend.waiting()
 
     def wal_bytes(self) -> int:
-        """The size of the write-ahead log in bytes."""
-        return wal_bytes(self._path)
+        """The size of the write-ahead log in bytes; 0 on a server, which looks after its own."""
+        return self._backend.log_bytes()
 
-    # Connections
+    # The database
 
     async def _write(self, operation: Operation, payload: Any, content: int = 0) -> Any:
-        return await self._live_writer().submit(operation, payload, WRITE_BYTES + content)
-
-    def _live_writer(self) -> Writer:
         self._check_process()
-        with self._opening:
-            self._check_open()
-            if self._writer is None or not self._writer.alive:
-                self._writer = Writer(self._file, self._limits, create=self._create, predecessor=self._writer)
-                self._writer.start()
-            return self._writer
+        return await self._backend.write(operation, payload, WRITE_BYTES + content)
 
     def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            self._forget_inherited()
-        forking.refuse_inherited(self._path)
-        self._check_open()
-        self._file.refuse_lost()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosedError(f"the store on {self._path} is closed: open a new one")
-
-    def _forget_inherited(self) -> None:
-        _inherited.append((self._writer, self._reader, self._token_reader))
-        self._reset()
-
-    async def _read(self, query: Callable[[queries.Execute, *_Given], _Found], *given: *_Given) -> _Found:
-        """What a query of ``queries`` or ``listing`` answers."""
-        try:
-            reader = await self._live_reader()
-            return await reader.ask(query, *given)
-        except DBAPIError as error:
-            raise translated(error, self._path) or error from error
-
-    async def _live_reader(self) -> Reader:
-        await self._prepare_for_reading()
-        with self._opening:
-            self._check_open()
-            self._reader = self._reader or Reader(self._path)
-            return self._reader
-
-    async def _read_tokens(self, work: Callable[[TokenReader, *_Given], _Found], *given: *_Given) -> _Found:
-        """What ``work`` makes of the rows that it reads, all of it in one thread."""
-        await self._prepare_for_reading()
-        with self._opening:
-            self._check_open()
-            reader = self._token_reader = self._token_reader or TokenReader(self._path)
-        try:
-            return await asyncio.to_thread(work, reader, *given)
-        except sqlite3.Error as error:
-            raise translated(error, self._path) or error from error
-
-    async def _prepare_for_reading(self) -> None:
-        self._check_process()
-        self._file.check()
-        if self._reader or self._token_reader or self._writer:
-            return
-        # A file that is up to date is read without taking the writer lock.
-        if not is_current(self._path, create=self._create):
-            await self.open()
-        self._file.see()
+        if self._backend.check_process():
+            self._reset()
 
 
-def _nothing(batch: Batch, jobs: list[Job]) -> None:
-    """The job that only waits until the database is open."""
+def _backend(database: str | Path | ServerUrl, limits: Limits, *, create: bool, file_id: str | None) -> Backend:
+    if isinstance(database, Path) or not is_server_url(database):
+        return LocalFile(database_path(str(database)), limits, create=create, file_id=file_id)
+    # Imported here, since its driver is an extra.
+    from token_id_capture.store.postgres.backend import PostgresServer
 
-
-_NOTHING: Final[Operation] = _nothing
+    return PostgresServer(server_url(database), limits, create=create, file_id=file_id)

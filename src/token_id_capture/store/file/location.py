@@ -49,8 +49,8 @@ def database_path(database: str | Path) -> Path:
         name = unquote(rest.partition("?")[0]).removeprefix("/")
         if scheme.partition("+")[0] != "sqlite" or not name or name.startswith(":"):
             raise UnusableDatabaseError(
-                f"cannot use {scheme}://... as a capture database: only SQLite files are supported, "
-                "as in sqlite:////absolute/path/captures.db"
+                f"cannot use {scheme}://... as the file of a capture database: name a path, or an SQLite URL as in "
+                "sqlite:////absolute/path/captures.db. A store also takes postgresql://user@host/database"
             )
         return Path(os.path.realpath(name))
     # Links are followed once, here: SQLite puts its log beside the file itself.

@@ -25,14 +25,14 @@ def migrate(engine: Engine, path: Path) -> None:
         return
     refuse_newer(revision, path)
     with engine.begin() as connection:
-        _upgrade(connection)
+        upgrade(connection)
 
 
 # alembic keeps its context in a module, so two upgrades of one process would use each other's connection.
 _upgrading: Final = threading.Lock()
 
 
-def _upgrade(connection: Connection) -> None:
+def upgrade(connection: Connection) -> None:
     # Imported here, since a file that is up to date needs none of it.
     from alembic import command
     from alembic.config import Config

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol, TypeVar, TypeVarTuple
+
 from token_id_capture.errors import RolloutRetiredError
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
 from token_id_capture.store.codec import unpack_rollout
 from token_id_capture.store.read import queries
-from token_id_capture.store.read.token_connections import TokenReader
+from token_id_capture.store.read.queries import Execute
+
+_Given = TypeVarTuple("_Given")
+_Found = TypeVar("_Found")
 
 
-def read_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, version: int) -> TokenCaptureSnapshot:
+class RowReader(Protocol):
+    """What reads rows, in the thread that asks."""
+
+    def read(self, query: Callable[[Execute, *_Given], _Found], *given: *_Given) -> _Found:
+        """What a query answers; all its statements see one state."""
+        ...
+
+
+def ask(reader: RowReader, query: Callable[[Execute, *_Given], _Found], *given: *_Given) -> _Found:
+    """What a query answers."""
+    return reader.read(query, *given)
+
+
+def read_snapshot(reader: RowReader, rollout_id: str, snapshot_id: str, version: int) -> TokenCaptureSnapshot:
     """One version of a snapshot.
 
     Raises:
@@ -25,12 +44,12 @@ def read_snapshot(reader: TokenReader, rollout_id: str, snapshot_id: str, versio
     return TokenCaptureSnapshot(rollout_id, entries, bool(flags), snapshot_id, version, flags)
 
 
-def entries_of_rollout(reader: TokenReader, rollout_id: str) -> tuple[TokenEntry, ...]:
+def entries_of_rollout(reader: RowReader, rollout_id: str) -> tuple[TokenEntry, ...]:
     """The calls as they are stored now; nothing is frozen."""
     return unpack_rollout(rollout_id, reader.read(queries.entry_rows, rollout_id))
 
 
-def entry_of_call(reader: TokenReader, rollout_id: str, model_call_id: str) -> TokenEntry | None:
+def entry_of_call(reader: RowReader, rollout_id: str, model_call_id: str) -> TokenEntry | None:
     """One call; None if it is not stored. Only calls that its prompt is stored behind are read with it."""
     rows = reader.read(queries.rows_of_call, rollout_id, model_call_id)
     entries = unpack_rollout(rollout_id, rows)

@@ -77,12 +77,12 @@ _key = (
 )
 
 # One row for them all: see Statement.run_many.
-_SELECT_ROLLOUTS = Statement(
+SELECT_ROLLOUTS = Statement(
     select(
         func.json_group_array(func.json_array(rollouts.c.rollout_id, rollouts.c.incarnation, rollouts.c.state))
     ).where(rollouts.c.rollout_id.in_(_json_values("rollout_ids")))
 )
-_SELECT_STORED = Statement(
+SELECT_STORED = Statement(
     select(entries.c.rollout_id, entries.c.model_call_id, entries.c.payload_digest).where(
         tuple_(entries.c.rollout_id, entries.c.model_call_id).in_(select(*_key))
     )
@@ -316,13 +316,13 @@ def _flag(batch: Batch, mark: Mark) -> None:
 
 def _rollouts_of(batch: Batch, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
     parameters = {"rollout_ids": orjson.dumps(sorted(set(rollout_ids))).decode()}
-    ((found,),) = _SELECT_ROLLOUTS.rows(batch.connection, parameters)
+    ((found,),) = SELECT_ROLLOUTS.rows(batch.connection, parameters)
     return {row[0]: Rollout(*row) for row in orjson.loads(found)}
 
 
 def _stored_digests(batch: Batch, jobs: list[Job]) -> dict[tuple[str, str], bytes]:
     keys = _keys(job.payload.entry for job in jobs)
-    return {(row[0], row[1]): row[2] for row in _SELECT_STORED.rows(batch.connection, {"keys": keys})}
+    return {(row[0], row[1]): row[2] for row in SELECT_STORED.rows(batch.connection, {"keys": keys})}
 
 
 def _new_rollout(rollout_id: str) -> Rollout:

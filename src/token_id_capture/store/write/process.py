@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sqlite3
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -15,12 +14,12 @@ from sqlalchemy import bindparam, update
 from sqlalchemy.dialects.sqlite import insert
 
 from token_id_capture.store.schema import writers
-from token_id_capture.store.write.statements import Statement
+from token_id_capture.store.write.statements import Connection, Statement
 
 LAST_SEEN_SECONDS: Final = 10.0
 
 _REGISTER = Statement(insert(writers).on_conflict_do_nothing())
-_SEEN = Statement(
+SEEN = Statement(
     update(writers).where(writers.c.writer_id == bindparam("this_writer")).values(last_seen_at=bindparam("seen_at"))
 )
 
@@ -41,7 +40,7 @@ class ProcessIdentity:
         """A new identity; each opened store of a process has its own."""
         return cls(uuid.uuid4().hex, os.getpid(), socket.gethostname(), boot_id(), time.time())
 
-    def register(self, connection: sqlite3.Connection, now: float, *, known: bool) -> bool:
+    def register(self, connection: Connection, now: float, *, known: bool) -> bool:
         """Insert or refresh the row inside the current transaction; True, for the next call."""
         if not known:
             values = {
@@ -61,9 +60,9 @@ class ProcessIdentity:
         return True
 
 
-def see(connection: sqlite3.Connection, writer_id: str, now: float) -> None:
+def see(connection: Connection, writer_id: str, now: float) -> None:
     """Note in the writer's row that it was seen now, inside the current transaction."""
-    _SEEN.run(connection, {"this_writer": writer_id, "seen_at": now})
+    SEEN.run(connection, {"this_writer": writer_id, "seen_at": now})
 
 
 def boot_id() -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from token_id_capture.errors import StoreClosedError, TokenCaptureError
+from token_id_capture.store.write.statements import Connection
 
 GROUP_ROWS: Final = 256
 GROUP_BYTES: Final = 16 * 2**20
@@ -35,7 +35,7 @@ class Batch:
     ``shortage`` says that the disk is nearly full, and is empty while it is not.
     """
 
-    connection: sqlite3.Connection
+    connection: Connection
     writer_id: str
     now: float
     shortage: str
@@ -71,6 +71,10 @@ def one_by_one(work: Callable[[Batch, Any], Any]) -> Operation:
                 job.error = error
 
     return operation
+
+
+def open_only(batch: Batch, jobs: list[Job]) -> None:
+    """The operation that only waits until the database is open."""
 
 
 class Turns:

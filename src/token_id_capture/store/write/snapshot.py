@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import bindparam, delete, func, insert, literal, select, text, update
+from sqlalchemy import bindparam, delete, insert, literal, select, text, update
 
 from token_id_capture import reasons
 from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
@@ -78,7 +78,7 @@ _FREEZE_ROLLOUT = Statement(
         frozen_at=bindparam("now"),
     )
 )
-_COPY_ENTRIES = Statement(
+COPY_ENTRIES = Statement(
     insert(snapshot_entries).from_select(
         ["snapshot_id", "version", *ENTRY_COLUMNS],
         # Found by rowid, in whose order they come: to be sorted, rows as wide as these are copied once more.
@@ -87,7 +87,7 @@ _COPY_ENTRIES = Statement(
         .order_by(text("rowid")),
     )
 )
-_COPY_FLAGS = Statement(
+COPY_FLAGS = Statement(
     insert(snapshot_flags).from_select(
         ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at", *CALL_FIELDS],
         select(
@@ -103,7 +103,7 @@ _COPY_FLAGS = Statement(
         .order_by(incomplete_flags.c.flag_id),
     )
 )
-_COPY_OPEN_INTENTS = Statement(
+COPY_OPEN_INTENTS = Statement(
     insert(snapshot_flags).from_select(
         ["snapshot_id", "version", "model_call_id", "reason", "detail", "flagged_at", *CALL_FIELDS],
         select(
@@ -111,7 +111,7 @@ _COPY_OPEN_INTENTS = Statement(
             bindparam("to_version"),
             call_intents.c.model_call_id,
             literal(reasons.CALL_LOST),
-            func.printf("begun by process %d on %s", writers.c.pid, writers.c.host),
+            text("'begun by process ' || writers.pid || ' on ' || writers.host"),
             bindparam("now"),
             *(call_intents.c[name] for name in CALL_FIELDS),
         )
@@ -164,9 +164,9 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
     parameters = {"rollout": rollout_id, "snapshot": snapshot_id, "to_version": version, "now": batch.now}
     connection = batch.connection
     # The copies come before the head, which seals them.
-    entry_count = _COPY_ENTRIES.run(connection, parameters)
-    flag_count = _COPY_FLAGS.run(connection, parameters)
-    flag_count += _COPY_OPEN_INTENTS.run(connection, parameters)
+    entry_count = COPY_ENTRIES.run(connection, parameters)
+    flag_count = COPY_FLAGS.run(connection, parameters)
+    flag_count += COPY_OPEN_INTENTS.run(connection, parameters)
     head = SnapshotHead(rollout_id, snapshot_id, version, flag_count > 0)
     values = {
         "snapshot_id": snapshot_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.sql import ClauseElement, Insert
@@ -19,6 +19,39 @@ _ROWS_AT_ONCE: Final = 64
 _VALUES = re.compile(r"VALUES (\((?::\w+(?:, )?)+\))")
 _PLACE = re.compile(r":(\w+)")
 _DIALECT = sqlite_dialect(paramstyle="named")
+
+
+class Cursor(Protocol):
+    """What a statement gave."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it changed."""
+        ...
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+        ...
+
+    def fetchall(self) -> list[Any]:
+        """All rows that are left."""
+        ...
+
+
+class Connection(Protocol):
+    """What a statement runs on: ``sqlite3.Connection``, and what has its words for another database."""
+
+    def execute(self, statement: str, parameters: Any = ..., /) -> Cursor:
+        """Run one statement; its rows and their number come from what this returns."""
+        ...
+
+    def executemany(self, statement: str, rows: Any, /) -> Any:
+        """Run one statement for each row of parameters."""
+        ...
+
+    def getlimit(self, category: int, /) -> int:
+        """A limit of statements, by SQLite's number for it."""
+        ...
 
 
 class Statement:
@@ -37,11 +70,11 @@ class Statement:
         self._many: dict[int, str] = {}
         self._values = None if values is None else (values[1], tuple(_PLACE.findall(values[1])))
 
-    def run(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> int:
+    def run(self, connection: Connection, parameters: Mapping[str, Any]) -> int:
         """Execute it; the answer is the number of rows that it changed."""
         return connection.execute(self.sql, {**self._defaults, **parameters}).rowcount
 
-    def run_many(self, connection: sqlite3.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Execute it for each row of parameters; an INSERT takes many rows at once.
 
         The driver gives the interpreter lock away at each step of a statement, and a busy event loop
@@ -66,11 +99,11 @@ class Statement:
             connection.execute(sql, [row[name] for row in block for name in names])
             start += count
 
-    def rows(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    def rows(self, connection: Connection, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Execute it; the answer is all rows."""
         return connection.execute(self.sql, {**self._defaults, **parameters}).fetchall()
 
-    def row(self, connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    def row(self, connection: Connection, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Execute it; the answer is the first row, or None."""
         row: tuple[Any, ...] | None = connection.execute(self.sql, {**self._defaults, **parameters}).fetchone()
         return row

@@ -7,34 +7,30 @@ jobs of a group, one fsync makes them durable, and one wake-up a loop tells thei
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from token_id_capture.errors import StoreClosedError, UnusableDatabaseError
+from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import is_input_output_error, is_locked, translated
 from token_id_capture.store.file.durability import UnsettledError, cut_short, settle
-from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.open_files import DatabaseFile, OpenFiles
 from token_id_capture.store.file.opening import open_for_writing
 from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.file.warnings import PinnedWalWarning, warn
-from token_id_capture.store.write.process import ProcessIdentity
-from token_id_capture.store.write.queue import Batch, Job, JobQueue, Operation, Turns, resolve
+from token_id_capture.store.write.queue import Batch, Job, resolve
+from token_id_capture.store.write.thread import Limits, WriterThread, fail
 
 logger = logging.getLogger(__name__)
 
-QUEUE_BYTES: Final = 64 * 2**20
 CHECKPOINT_BYTES: Final = 64 * 2**20
 TRUNCATE_BYTES: Final = 256 * 2**20
 IDLE_SECONDS: Final = 1.0
@@ -42,30 +38,17 @@ YIELD_SECONDS: Final = 0.001
 SHORTAGE_SECONDS: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a writer may hold and fill, in bytes; see ``TokenCaptureStore``."""
-
-    free_space_floor: int = FREE_SPACE_FLOOR
-    max_bytes: int | None = None
-    queue_bytes: int = QUEUE_BYTES
-
-
-class Writer:
+class Writer(WriterThread):
     """Owns the writing connection of one process to one database."""
 
     def __init__(
-        self, database: DatabaseFile, limits: Limits, *, create: bool, predecessor: Writer | None = None
+        self, database: DatabaseFile, limits: Limits, *, create: bool, predecessor: WriterThread | None = None
     ) -> None:
         """``predecessor`` is a writer that failed; its connection is closed before another is opened."""
+        super().__init__(database.path.name, limits, predecessor)
         self.path = path = database.path
         self._database = database
-        self._limits = limits
         self._create = create
-        self._predecessor = predecessor
-        self._queue = JobQueue(limits.queue_bytes)
-        self._turns = Turns()
-        self._identity = ProcessIdentity.of_this_process()
         self._writer_lock = WriterLock(path)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
@@ -78,30 +61,11 @@ class Writer:
         self._shortage_seen: tuple[float, str] | None = None
         # Held by the thread while it is at the database, and by a fork.
         self._turn = threading.Lock()
-        # Daemonic: a process that forgets to close still ends, and what was acknowledged is on disk.
-        self._thread = threading.Thread(target=self._run, name=f"tokcap-writer {path.name}", daemon=True)
-        self._ended = threading.Event()
-        self.failure: BaseException | None = None
-
-    @property
-    def writer_id(self) -> str:
-        """The id of this process's row in ``writers``."""
-        return self._identity.writer_id
-
-    @property
-    def alive(self) -> bool:
-        """Whether jobs are still taken."""
-        return not self._ended.is_set() and not self._queue.closing
-
-    @property
-    def waiting(self) -> tuple[int, int]:
-        """How many jobs wait, and their bytes."""
-        return self._queue.waiting
 
     def start(self) -> None:
         """Start the thread; it opens the database itself, and fails the waiting jobs if it can't."""
         forking.watch(self)
-        self._thread.start()
+        super().start()
 
     def close_for_fork(self) -> bool:
         """Close the connection between two groups."""
@@ -116,61 +80,9 @@ class Writer:
         """Let the thread continue; it opens the database again when there is something to do."""
         self._turn.release()
 
-    async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
-        """Do this behind the writer lock and return its result once that is durable.
-
-        A caller that is cancelled gives up waiting; the job is still done, unless it waited for room.
-
-        Raises:
-            StoreClosedError: the writer ended.
-            StoreError, or what the operation raises.
-        """
-        loop = asyncio.get_running_loop()
-        if self._queue.closing:
-            raise self._closed()
-        job = Job(operation, payload, size, loop, loop.create_future())
-        # What is asked for in one turn of the loop is one group. A thread that began with the
-        # first of it would fight with the loop for the interpreter, and commit more often.
-        self._turns.add(job, self._end_turn)
-        return await job.future
-
-    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._hand_over(self._turns.end(loop))
-
-    def _hand_over(self, jobs: list[Job]) -> None:
-        if not jobs:
-            return  # no reason to wake the thread
-        try:
-            self._queue.offer(jobs)
-        except StoreClosedError:
-            for job in jobs:
-                job.error = self._closed()
-            resolve(jobs)
-
-    def _closed(self) -> BaseException:
-        # A writer that ended by itself, say because the file cannot be opened, says why.
-        return self.failure or StoreClosedError("the store is closed: open a new one")
-
-    def end(self) -> None:
-        """Take no more jobs; the thread finishes what waits and ends."""
-        self._hand_over(self._turns.end_all())
-        self._queue.close()
-
-    async def close(self) -> None:
-        """Finish what waits, then end. Idempotent."""
-        self.end()
-        if self._thread.ident is not None:
-            try:
-                await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-            except RuntimeError:
-                # The interpreter ends, and starts no thread any more; nobody else waits for this loop then.
-                self._thread.join()
-
     def _run(self) -> None:
         try:
-            if self._predecessor is not None:
-                self._predecessor._thread.join()
-                self._predecessor = None
+            self._follow_predecessor()
             with self._turn:
                 self._open(create=self._create)
             while self._queue.wait(IDLE_SECONDS if self._dirty else None):
@@ -226,9 +138,7 @@ class Writer:
             self._raw(f"PRAGMA max_page_count = {max(1, self._limits.max_bytes // page_size)}")
 
     def _shut(self) -> None:
-        self._queue.close()
-        self._ended.set()
-        self._refuse_rest()
+        self._stop_taking()
         with contextlib.suppress(Exception):
             if self._connection is not None:
                 # Closing may make a checkpoint too, so it must not be left to the garbage collector.
@@ -246,12 +156,6 @@ class Writer:
                 connection.close()
         if engine is not None:
             engine.dispose()
-
-    def _refuse_rest(self) -> None:
-        while group := self._queue.take():
-            for job in group:
-                job.error = self.failure or StoreClosedError("the store is closed: open a new one")
-            resolve(group)
 
     def _commit_or_recover(self, group: list[Job], *, recovered: bool = False) -> None:
         try:
@@ -294,9 +198,7 @@ class Writer:
         self._commit_or_recover(group, recovered=True)
 
     def _fail(self, group: list[Job], error: BaseException) -> None:
-        problem = translated(error, self.path) or error
-        for job in group:
-            job.result, job.error = None, problem
+        fail(group, translated(error, self.path) or error)
 
     def _commit(self, group: list[Job]) -> None:
         for job in group:
