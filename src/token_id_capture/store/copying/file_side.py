@@ -115,8 +115,8 @@ class FileTarget:
     @contextmanager
     def transaction(self) -> Iterator[_FileRows]:
         """See ``Target``."""
-        with self._work.transaction() as batch:
-            yield _FileRows(batch.connection)
+        with self._work.transaction():
+            yield _FileRows(self._work.connection)
         size = wal_bytes(self._work.path)
         if size > self._checkpoint_at:
             # Where a reader keeps the log from shrinking, the next try waits until it has grown as much again.
