@@ -4,7 +4,7 @@
 
     {errors, lifecycle, provenance, reasons} <- tokens <- records <- protocols <- config <- {builder, capture, store}
         <- {outputs, rebuild, server, sink} <- integrations <- consumer <- {delivery, explanation, testing}
-        <- {browse, export, finalize, report} <- cli <- __main__
+        <- {browse, export, finalize, report} <- hand_off <- cli <- __main__
 
 Inside the three largest packages the same holds::
 
@@ -44,6 +44,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"consumer"}),
     frozenset({"delivery", "explanation", "testing"}),
     frozenset({"browse", "export", "finalize", "report"}),
+    frozenset({"hand_off"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
@@ -84,7 +85,7 @@ ROOT = "__init__"
 # Third parties that may be imported when a module of the package is imported. Inside a function
 # anything may be imported that its package may use at all.
 HEAVY = {
-    "aiohttp": {"server", "testing"},
+    "aiohttp": {"hand_off", "server", "testing"},
     "aiosqlite": {"store"},
     "alembic": {"store"},
     "datasette": {"browse"},
@@ -97,7 +98,7 @@ HEAVY = {
     "pydantic_settings": {"server", "cli"},
     "rich": {"cli"},
     "sqlalchemy": {"store"},
-    "starlette": {"browse", "server", "testing"},
+    "starlette": {"browse", "hand_off", "server", "testing"},
     "tokenizers": {"cli"},
     "torch": {"export"},
     "typer": {"cli"},

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ConfigurationError,
         ConflictingEntryError,
         CorruptCaptureError,
+        HandOffError,
         InvalidEntryError,
         NewerSchemaError,
         RolloutFrozenError,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         UnsupportedFileSystemError,
         UnusableDatabaseError,
     )
+    from token_id_capture.hand_off import HandOffClient
     from token_id_capture.protocols import (
         CallIntents,
         OutcomeRecorder,
@@ -96,6 +98,8 @@ __all__ = [  # noqa: RUF022  in the order of sorted(), which needs no explanatio
     "ConfigurationError",
     "ConflictingEntryError",
     "CorruptCaptureError",
+    "HandOffClient",
+    "HandOffError",
     "InvalidEntryError",
     "LogProbs",
     "NewerSchemaError",
@@ -166,6 +170,7 @@ _PACKAGES: Final = (
     "sink",
     "store",
     "consumer",
+    "hand_off",
 )
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -17,6 +17,7 @@
     ├── InvalidEntryError (ValueError)       token data that nobody could train on
     ├── StatementError (ValueError)          an SQL statement that is refused or cannot be run
     ├── UnknownRolloutError (LookupError)    no row of this rollout exists
+    ├── HandOffError (RuntimeError)          a gateway cannot be reached, or does not hand off
     └── ConfigurationError (ValueError)      settings that contradict each other
 
 Each class also has the builtin parent that callers of the file-based peer store catch
@@ -103,6 +104,10 @@ class StatementError(TokenCaptureError, ValueError):
 
 class UnknownRolloutError(TokenCaptureError, LookupError):
     """The database has no row of this rollout."""
+
+
+class HandOffError(TokenCaptureError, RuntimeError):
+    """A gateway could not be reached, refused the key, or sent what is not whole."""
 
 
 class ConfigurationError(TokenCaptureError, ValueError):

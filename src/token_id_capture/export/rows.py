@@ -31,12 +31,17 @@ def why_masked(evidence: Evidence, build: Build) -> str | None:
 
 def trajectory_rows(evidence: Evidence, build: Build) -> Iterator[Row]:
     """A row for each sequence that may be trained on; see ``columns.TRAJECTORY_COLUMNS``."""
+    yield from sequence_rows(_rollout(evidence), build)
+
+
+def sequence_rows(rollout: Row, build: Build) -> Iterator[Row]:
+    """The same, with the columns ``rollout`` of the rollout in each."""
     for index, sequence in enumerate(build.rows):
         if sequence.reasons:
             continue
         calls, trajectory = sequence.calls, sequence.trajectory()
         yield {
-            **_rollout(evidence),
+            **rollout,
             **lineage(sequence, index, len(build.rows)),
             "calls": len(calls),
             "model": calls[-1].model,

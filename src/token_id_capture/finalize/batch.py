@@ -18,8 +18,8 @@ from typing import BinaryIO, Final
 from token_id_capture import reasons
 from token_id_capture.builder.masks import SPLIT_BY_CAUSE
 from token_id_capture.config import TokenIdCaptureSettings
-from token_id_capture.consumer import build_from_source, record_build, retire_snapshot
-from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
+from token_id_capture.consumer import build_from_source, record_build
+from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, TokenCaptureError, UnknownRolloutError
 from token_id_capture.finalize.carried import build_of_carried_tokens
 from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
@@ -27,11 +27,11 @@ from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import MaskedRows, RowFormat
 from token_id_capture.finalize.row_pipe import STDOUT, RowPipe
 from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_rows, trajectory_rows
+from token_id_capture.finalize.source import RolloutSource
 from token_id_capture.finalize.totals import Totals
 from token_id_capture.integrations.nemo_gym import rollout_carries_token_ids, scored_answer
 from token_id_capture.lifecycle import Outcome, Sequences, State
 from token_id_capture.rebuild import Build, SnapshotRef, build_snapshot, unneeded_build
-from token_id_capture.store import TokenCaptureStore
 
 # Each rollout in flight holds its tokens and its row in memory; the store commits what waits together.
 IN_FLIGHT: Final = 16
@@ -75,18 +75,18 @@ class _Made:
 
 
 class Finalizer:
-    """One run over ``store``. ``show`` gets the number of input bytes that are done, ``report`` each
+    """One run over ``source``. ``show`` gets the number of input bytes that are done, ``report`` each
     line about a single record."""
 
     def __init__(
-        self, plan: Plan, store: TokenCaptureStore, show: Callable[[int], None], report: Callable[[str], None]
+        self, plan: Plan, source: RolloutSource, show: Callable[[int], None], report: Callable[[str], None]
     ) -> None:
         self._plan = plan
         self._show = show
         self._report = report
         self._totals = Totals()
         self._line_of: dict[str, int] = {}
-        self._store = store
+        self._source = source
         self._rows: RowFile | RowPipe
 
     async def run(self, stream: BinaryIO) -> Totals:
@@ -98,11 +98,11 @@ class Finalizer:
         plan = self._plan
         # What the library logs of single rollouts is reported here, with the line of the input.
         logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
-        async with self._store:
+        async with self._source:
             read = partial(read_row, row_format=plan.row_format, id_field=plan.id_field)
             with RowPipe() if plan.output == STDOUT else RowFile(plan.output, read) as self._rows:
                 if isinstance(self._rows, RowFile):
-                    await settle(self._rows, self._store)
+                    await settle(self._rows, self._source)
                 await self._run_batches(LineReader(stream, IN_FLIGHT))
         return self._totals
 
@@ -173,7 +173,7 @@ class Finalizer:
         scored = scored_answer(line.record)
         build_with = partial(build_snapshot, sequences=plan.sequences, models=plan.models, scored=scored)
         build, row = await build_from_source(
-            line.rollout_id, self._store, partial(write, line, masked=plan.masked), build_with
+            line.rollout_id, self._source, partial(write, line, masked=plan.masked), build_with
         )
         return _Made(row, build, error=build.error if build.reason == reasons.FREEZE_FAILED else None)
 
@@ -181,7 +181,7 @@ class Finalizer:
         """A record that carries what the policy sampled needs nothing of its capture, which is frozen."""
         unneeded, error = None, None
         try:
-            snapshot = await self._store.freeze(line.rollout_id)
+            snapshot = await self._source.freeze(line.rollout_id)
             unneeded = unneeded_build(snapshot) if snapshot.snapshot_id else None
         except Exception as failure:
             error = failure
@@ -244,7 +244,7 @@ class Finalizer:
             # Only the redundant capture of a record that was passed on as it is can be left.
             return replace(await self._passed_on(line), row=None) if rollout_carries_token_ids(line.record) else _Made()
         try:
-            now = (await self._store.describe_rollout(line.rollout_id)).summary
+            now = (await self._source.describe_rollout(line.rollout_id)).summary
         except UnknownRolloutError:
             return _Made()
         if now.state == State.RETIRED:
@@ -260,10 +260,16 @@ class Finalizer:
         build = made.handed_on
         if build is None or build.snapshot is None or not build.snapshot.snapshot_id:
             return
-        await record_build(self._store, build, Outcome.DELIVERED)
+        await record_build(self._source, build, Outcome.DELIVERED)
         if not self._plan.retire:
             return
-        if await retire_snapshot(self._store, build.snapshot):
+        ref = build.snapshot
+        try:
+            dropped = await self._source.drop(ref.rollout_id, snapshot_id=ref.snapshot_id, version=ref.version)
+        except TokenCaptureError as error:
+            self._not_retired(line, str(error))
+            return
+        if dropped:
             self._totals.retired += 1
         else:
             self._not_retired(line, "it changed after it was frozen")
@@ -271,6 +277,5 @@ class Finalizer:
     def _not_retired(self, line: RolloutLine, why: str) -> None:
         self._totals.not_retired += 1
         self._report(
-            f"line {line.number}: rollout {line.rollout_id!r} was not retired, for {why}; "
-            f"see tokcap show {line.rollout_id}"
+            f"line {line.number}: rollout {line.rollout_id!r} was not retired: {why}; see tokcap show {line.rollout_id}"
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from token_id_capture.errors import UnknownRolloutError
 from token_id_capture.finalize.row_file import RowFile
+from token_id_capture.finalize.source import RolloutSource
 from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.outputs.whole_files import UnusableOutputError
-from token_id_capture.store import TokenCaptureStore
 
 
-async def settle(rows: RowFile, store: TokenCaptureStore) -> None:
+async def settle(rows: RowFile, store: RolloutSource) -> None:
     """Cut off what a loss of power damaged, and write the rows again that nobody knows to be on disk.
 
     Raises:
@@ -32,7 +32,7 @@ async def settle(rows: RowFile, store: TokenCaptureStore) -> None:
     rows.write_again(await _certain(rows, store))
 
 
-async def _certain(rows: RowFile, store: TokenCaptureStore) -> int:
+async def _certain(rows: RowFile, store: RolloutSource) -> int:
     """How many bytes of the file are certainly on disk. Only rows whose capture may be deleted matter."""
     uncertain = False
     for rollout_id, row in reversed(rows.delivered.items()):
@@ -44,7 +44,7 @@ async def _certain(rows: RowFile, store: TokenCaptureStore) -> int:
     return 0 if uncertain else rows.end
 
 
-async def _outcome(store: TokenCaptureStore, rollout_id: str) -> State | Outcome | None:
+async def _outcome(store: RolloutSource, rollout_id: str) -> State | Outcome | None:
     """``retired``, or the latest outcome of a rollout; None if there is none."""
     try:
         now = (await store.describe_rollout(rollout_id)).summary

@@ -37,6 +37,7 @@ _PLACEHOLDER_ITEM: Final = {
     "generation_token_ids": [0],
     "generation_log_probs": [0.0],
 }
+_NUMBERS_AT_ONCE: Final = 8192
 _NO_SNAPSHOT: Final = {"snapshot_id": "", "version": 0}
 
 
@@ -71,6 +72,16 @@ def read_line(number: int, raw: bytes, id_field: str | None) -> RolloutLine:
     Raises:
         ValueError: it is no JSON object, or carries no rollout id or a malformed one.
     """
+    record, exact = parse_record(raw)
+    return RolloutLine(number, raw, record, record_rollout_id(record, id_field), exact)
+
+
+def parse_record(raw: bytes) -> tuple[dict[str, Any], bool]:
+    """The record, and whether every number of it is one that JSON itself knows.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
     constants: list[str] = []
 
     def constant(name: str) -> float:
@@ -83,7 +94,7 @@ def read_line(number: int, raw: bytes, id_field: str | None) -> RolloutLine:
         raise ValueError(f"no JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"no JSON object, but {type(record).__name__}")
-    return RolloutLine(number, raw, record, record_rollout_id(record, id_field), not constants)
+    return record, not constants
 
 
 def record_rollout_id(record: Mapping[str, Any], id_field: str | None) -> str:
@@ -189,10 +200,19 @@ def _delivered(told: Mapping[str, Any], reason: object) -> Delivered:
 def _dump(row: dict[str, Any], exact: bool) -> bytes:
     if exact:
         try:
-            return orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+            return orjson.dumps(row, default=_written, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError:
             pass  # an integer beyond 64 bits, or a lone surrogate: the standard library writes both
     return json.dumps(row, default=_plain, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _written(value: Any) -> Any:
+    """Packed sequences as JSON, a part at a time: orjson holds the interpreter's lock for as long as it writes."""
+    if len(value) <= _NUMBERS_AT_ONCE:
+        return value.tolist()
+    starts = range(0, len(value), _NUMBERS_AT_ONCE)
+    parts = (orjson.dumps(value[start : start + _NUMBERS_AT_ONCE].tolist())[1:-1] for start in starts)
+    return orjson.Fragment(b"[" + b",".join(parts) + b"]")
 
 
 def _plain(value: Any) -> Any:

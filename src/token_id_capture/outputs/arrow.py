@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from token_id_capture.builder.rows import SAMPLING_INTEGERS, SAMPLING_NUMBERS
 from token_id_capture.errors import ConfigurationError, InvalidEntryError
@@ -77,6 +77,31 @@ class ArrowTables:
         except arrow.ArrowInvalid as error:
             raise _too_large(error) from error
         return arrow.Array.from_buffers(kind, len(values), [None, arrow.py_buffer(offsets)], children=[items])
+
+
+class ArrowStream:
+    """Rows as an Arrow stream, a table each."""
+
+    def __init__(self, stream: BinaryIO, columns: Sequence[Column]) -> None:
+        """Raises:
+        ConfigurationError: pyarrow is not installed.
+        """
+        self._tables = ArrowTables(columns)
+        from pyarrow import ipc
+
+        self._writer = ipc.new_stream(stream, self._tables.schema)
+
+    def write(self, row: Row) -> None:
+        """Append a row.
+
+        Raises:
+            InvalidEntryError: a token id does not fit into the column.
+        """
+        self._writer.write_table(self._tables.table([row]))
+
+    def finish(self) -> None:
+        """Write the end of the stream."""
+        self._writer.close()
 
 
 def _packed(value: Any, typecode: Any) -> memoryview:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from token_id_capture.errors import ReplacedDatabaseError
+from token_id_capture.errors import ConfigurationError, ReplacedDatabaseError
 from token_id_capture.protocols import TokenSink
 from token_id_capture.server.continuity.continuer import continuer_for
 from token_id_capture.server.defaults import ENGINE
@@ -18,7 +18,7 @@ from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine, keeps_connections
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.admin import PROBE_PATHS, Operations
-from token_id_capture.server.http.auth import ApiKeyMiddleware, NoBrowserMiddleware
+from token_id_capture.server.http.auth import ApiKeyMiddleware, HandOffMiddleware, KeyedApp, NoBrowserMiddleware
 from token_id_capture.server.http.limits import BodyBudget, CallsInFlight
 from token_id_capture.server.http.metered import MeteredSink
 from token_id_capture.server.http.metrics import GatewayMetrics
@@ -43,16 +43,18 @@ def create_app(
     settings: GatewaySettings | None = None,
     api_key: str | None = None,
     upstream_api_key: str | None = None,
+    hand_off: KeyedApp | None = None,
 ) -> ASGIApp:
     """A gateway in front of the engine at ``upstream`` that records in ``sink``.
 
     ``engine`` is a name for ``engines.make_engine`` or an object that keeps its protocol. With
     ``api_key`` callers must send it; ``upstream_api_key`` is sent to the engine in place of theirs.
+    ``hand_off`` is served at ``/hand-off`` to those who send its key, which must be another one.
     At startup the sink is opened if it has an ``open``; at shutdown it is closed, after the calls in flight.
 
     Raises:
-        ConfigurationError: the upstream is no URL, the engine is unknown, or continuity is wanted of an engine or
-            a sink that cannot do it.
+        ConfigurationError: the upstream is no URL, the engine is unknown, continuity is wanted of an engine or
+            a sink that cannot do it, or the agents' key would open the hand-off.
     """
     settings = settings or GatewaySettings()
     adapter = make_engine(engine) if isinstance(engine, str) else engine
@@ -91,9 +93,22 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan(connections, sink, Monitor(metrics, sink)),
     )
+    return _guarded(app, settings, metrics, api_key, hand_off)
+
+
+def _guarded(
+    app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics, api_key: str | None, hand_off: KeyedApp | None
+) -> ASGIApp:
+    """The gateway behind its key, and the hand-off behind another one."""
+    if hand_off is not None and hand_off.key == api_key:
+        raise ConfigurationError(
+            "the key of the hand-off is that of the agents, who must not read token ids: make another one"
+        )
     if api_key is not None:
-        return ApiKeyMiddleware(app, api_key, metrics, open_paths=PROBE_PATHS)
-    return NoBrowserMiddleware(app, settings.allowed_hosts, open_paths=PROBE_PATHS)
+        app = ApiKeyMiddleware(app, api_key, metrics, open_paths=PROBE_PATHS)
+    else:
+        app = NoBrowserMiddleware(app, settings.allowed_hosts, open_paths=PROBE_PATHS)
+    return HandOffMiddleware(app, hand_off, metrics)
 
 
 @runtime_checkable

@@ -26,3 +26,6 @@ ENGINE: Final = "auto"
 CONTINUITY: Final = "off"
 STREAMING: Final = "auto"
 MAX_CONCURRENT_CALLS: Final = 4096
+
+HAND_OFF = "/hand-off"
+"""Where finished rollouts are handed off."""

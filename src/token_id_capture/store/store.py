@@ -200,11 +200,21 @@ class TokenCaptureStore:
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
         """Close the rollout for writing and return its snapshot."""
+        frozen = await self._frozen(rollout_id, tokens.read_snapshot)
+        return frozen or TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
+
+    async def freeze_stored(self, rollout_id: str) -> tokens.StoredSnapshot | None:
+        """As ``freeze``, but with the calls as they are stored; None for a rollout that nobody has seen."""
+        return await self._frozen(rollout_id, tokens.stored_snapshot)
+
+    async def _frozen(
+        self, rollout_id: str, read: Callable[[tokens.RowReader, str, str, int], _Found]
+    ) -> _Found | None:
         head: snapshot.SnapshotHead | None = await self._write(_FREEZE, validate_rollout_id(rollout_id))
         self._recent.forget(rollout_id)
         if head is None:
-            return TokenCaptureSnapshot(rollout_id, (), incomplete=False, snapshot_id="", version=0)
-        return await self._backend.read_tokens(tokens.read_snapshot, head.rollout_id, head.snapshot_id, head.version)
+            return None
+        return await self._backend.read_tokens(read, head.rollout_id, head.snapshot_id, head.version)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the rollout if exactly this snapshot is its latest state."""

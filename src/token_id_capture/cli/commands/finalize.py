@@ -32,6 +32,7 @@ from token_id_capture.lifecycle import Sequences
 
 if TYPE_CHECKING:
     from token_id_capture.config import TokenIdCaptureSettings
+    from token_id_capture.finalize.source import RolloutSource
     from token_id_capture.finalize.totals import Totals
 
 STDIN = STDOUT = Path("-")
@@ -61,6 +62,23 @@ MaskedOption = Annotated[
         help="What a masked rollout gets: a row without tokens, no row, or a row with one token without loss.",
     ),
 ]
+GatewayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gateway",
+        metavar="URL",
+        help="Take the rollouts from the hand-off of this gateway, instead of a database on this machine.",
+    ),
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        envvar="TOKCAP_HAND_OFF_KEY_FILE",
+        metavar="PATH",
+        help="A file with the key of the gateway's --hand-off-key-file.",
+    ),
+]
 MaskFractionOption = Annotated[
     float | None,
     typer.Option("--max-mask-fraction", min=0, max=1, help="Stop once more than this fraction of the rows is masked."),
@@ -72,8 +90,10 @@ def finalize(
         Path,
         typer.Argument(metavar="ROLLOUTS", help="Finished rollout records, one JSON object a line; - reads a pipe."),
     ],
-    database: DatabaseOption,
     output: OutputOption,
+    database: DatabaseOption = "",
+    gateway: GatewayOption = None,
+    key_file: KeyFileOption = None,
     row_format: FormatOption = RowFormat.RECORD,
     retire: Annotated[
         bool, typer.Option("--retire", help="Delete the captures of each unmasked rollout once its row is durable.")
@@ -113,16 +133,30 @@ def finalize(
         settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )
     _check_output(output, retire, json)
+    source = _source(database, gateway, key_file)
     stream = _open(rollouts, output)
     status = os.fstat(stream.fileno())
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
     with progress_bar() as show:
-        totals = run(
-            Finalizer(plan, existing_store(database), lambda done: show("finalize", done, size), report).run(stream)
-        )
+        totals = run(Finalizer(plan, source, lambda done: show("finalize", done, size), report).run(stream))
     _summarise(totals, json)
     if code := exit_code(totals):
         raise typer.Exit(code)
+
+
+def _source(database: str, gateway: str | None, key_file: Path | None) -> RolloutSource:
+    """The database or the gateway that was named; a database of the environment gives way to a gateway."""
+    if gateway is None:
+        return existing_store(database or fail("name the --database of the rollouts, or a --gateway"))
+    if database != os.environ.get("TOKCAP_DATABASE", ""):
+        fail("name a --database or a --gateway, not both")
+    if key_file is None:
+        fail("--gateway needs --key-file: a file with the key of the gateway's --hand-off-key-file")
+    from token_id_capture.cli.serving.keys import check_key_file, read_key
+    from token_id_capture.hand_off.client import HandOffClient
+
+    check_key_file(key_file)
+    return HandOffClient(gateway, read_key(key_file))
 
 
 def _limits(fraction: float | None, samples: int | None) -> TokenIdCaptureSettings:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from token_id_capture.cli.options import DatabaseOption, LogFormat, fail, printable, run
-from token_id_capture.cli.serving.keys import check_key_file
+from token_id_capture.cli.serving.keys import check_key_file, refuse_one_key
 from token_id_capture.cli.serving.listening import address_of, listener_at
 from token_id_capture.cli.serving.options import (
     AccessLogOption,
@@ -30,6 +30,7 @@ from token_id_capture.cli.serving.options import (
     DrainOption,
     EngineOption,
     FreeSpaceOption,
+    HandOffKeyOption,
     HeadTimeoutOption,
     HistoryOption,
     HostOption,
@@ -80,6 +81,7 @@ def serve(
     continuity: ContinuityOption = defaults.CONTINUITY,
     api_key_file: KeyOption = None,
     upstream_api_key_file: UpstreamKeyOption = None,
+    hand_off_key_file: HandOffKeyOption = None,
     insecure: InsecureOption = False,
     max_concurrent_calls: ConcurrencyOption = defaults.MAX_CONCURRENT_CALLS,
     free_space_floor: FreeSpaceOption = FREE_SPACE_FLOOR,
@@ -154,7 +156,8 @@ def _settings(options: Mapping[str, Any]) -> WorkerSettings:
     parse_upstream(options["upstream"])
     make_engine(options["engine"])
     given = {name: value for name, value in options.items() if name in WorkerSettings.model_fields}
-    given |= {name: _checked(given[name]) for name in ("api_key_file", "upstream_api_key_file")}
+    given |= {name: _checked(given[name]) for name in given if name.endswith("_key_file")}
+    refuse_one_key(given["api_key_file"], given["hand_off_key_file"])
     try:
         return WorkerSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

@@ -32,6 +32,18 @@ def read_key(path: str | os.PathLike[str]) -> str:
     return raw.decode("ascii")
 
 
+def refuse_one_key(agents: str | None, hand_off: str | None) -> None:
+    """See to it that the key of agents does not open the hand-off; both are files.
+
+    Raises:
+        ConfigurationError: both hold the same key, or as for ``read_key``.
+    """
+    if agents is not None and hand_off is not None and read_key(agents) == read_key(hand_off):
+        raise ConfigurationError(
+            f"{hand_off} holds the key of --api-key-file, and agents must not read token ids: write another key into it"
+        )
+
+
 def check_key_file(path: Path) -> None:
     """Read the key once, and say so where others may read or replace the file.
 

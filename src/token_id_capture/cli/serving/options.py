@@ -112,6 +112,16 @@ KeyOption = Annotated[
     Path | None,
     typer.Option(envvar="TOKCAP_API_KEY_FILE", metavar="PATH", help="A file with the key that callers must send."),
 ]
+HandOffKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--hand-off-key-file",
+        envvar="TOKCAP_HAND_OFF_KEY_FILE",
+        metavar="PATH",
+        help="Hand finished rollouts off to trainers elsewhere, at /hand-off: a file with the key that they must send. "
+        "It must not be the one of --api-key-file.",
+    ),
+]
 InsecureOption = Annotated[
     bool,
     typer.Option("--insecure", envvar="TOKCAP_INSECURE", help="Listen where others can connect, without a key."),

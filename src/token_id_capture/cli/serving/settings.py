@@ -27,6 +27,7 @@ class WorkerSettings(BaseSettings, GatewaySettings):
     engine: str = ENGINE
     api_key_file: str | None = None
     upstream_api_key_file: str | None = None
+    hand_off_key_file: str | None = None
     log_format: LogFormat = "text"
     access_log: bool = False
 

@@ -107,20 +107,27 @@ def worker_app() -> ASGIApp:
 
 
 def _app(settings: WorkerSettings) -> ASGIApp:
+    from token_id_capture.hand_off.routes import HandOff
     from token_id_capture.server.app import create_app
+    from token_id_capture.server.http.auth import KeyedApp
     from token_id_capture.store import TokenCaptureStore
 
-    api_key, upstream_api_key = (
-        None if path is None else read_key(path) for path in (settings.api_key_file, settings.upstream_api_key_file)
+    api_key, upstream_api_key, hand_off_key = (
+        None if path is None else read_key(path)
+        for path in (settings.api_key_file, settings.upstream_api_key_file, settings.hand_off_key_file)
+    )
+    store = TokenCaptureStore(
+        settings.database, file_id=settings.database_id, free_space_floor=settings.free_space_floor
     )
     calls = _possible_calls(settings.max_concurrent_calls, _allow_many_files())
     return create_app(
         settings.upstream,
-        TokenCaptureStore(settings.database, file_id=settings.database_id, free_space_floor=settings.free_space_floor),
+        store,
         engine=settings.engine,
         settings=settings.model_copy(update={"max_concurrent_calls": calls}),
         api_key=api_key,
         upstream_api_key=upstream_api_key,
+        hand_off=None if hand_off_key is None else KeyedApp(HandOff(store).app(), hand_off_key),
     )
 
 

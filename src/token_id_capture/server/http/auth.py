@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from token_id_capture.server.defaults import HAND_OFF
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
 
@@ -81,6 +83,35 @@ async def _send_closing(send: Send, message: Message) -> None:
     if message["type"] == "http.response.start":
         message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
     await send(message)
+
+
+@dataclass(frozen=True)
+class KeyedApp:
+    """An application and the key that opens it."""
+
+    app: ASGIApp
+    key: str
+
+
+class HandOffMiddleware:
+    """Serves the hand-off at its path, to those who send its own key, and ``app`` everywhere else.
+
+    It stands before the check of the agents' key, which opens nothing here. Without a hand-off its path is still not
+    the engine's: a key that is sent there must not reach an engine.
+    """
+
+    def __init__(self, app: ASGIApp, hand_off: KeyedApp | None, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._hand_off = _switched_off if hand_off is None else ApiKeyMiddleware(hand_off.app, hand_off.key, metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handed = scope["type"] in ("http", "websocket") and f"{scope['path']}/".startswith(f"{HAND_OFF}/")
+        await (self._hand_off if handed else self._app)(scope, receive, send)
+
+
+async def _switched_off(scope: Scope, receive: Receive, send: Send) -> None:
+    message = "This gateway hands nothing off: it was started without --hand-off-key-file."
+    await send_error(scope, receive, send, 404, message, "no_hand_off")
 
 
 class NoBrowserMiddleware:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from token_id_capture.errors import RolloutRetiredError
+from token_id_capture.lifecycle import Flag
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
 from token_id_capture.store.codec import unpack_rollout
@@ -29,7 +31,34 @@ def ask(reader: RowReader, query: Callable[[Execute, *_Given], _Found], *given: 
     return reader.read(query, *given)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """One version of a snapshot as it is stored: ``rows`` has the columns ``queries.ENTRY_ROW`` of each call."""
+
+    rollout_id: str
+    snapshot_id: str
+    version: int
+    flags: tuple[Flag, ...]
+    rows: queries.Rows
+
+    def unpack(self) -> TokenCaptureSnapshot:
+        """The same with its calls as entries.
+
+        Raises:
+            CorruptCaptureError: a call in it is damaged.
+        """
+        entries = unpack_rollout(self.rollout_id, self.rows)
+        return TokenCaptureSnapshot(
+            self.rollout_id, entries, bool(self.flags), self.snapshot_id, self.version, self.flags
+        )
+
+
 def read_snapshot(reader: RowReader, rollout_id: str, snapshot_id: str, version: int) -> TokenCaptureSnapshot:
+    """One version of a snapshot, with its calls as entries; else as ``stored_snapshot``."""
+    return stored_snapshot(reader, rollout_id, snapshot_id, version).unpack()
+
+
+def stored_snapshot(reader: RowReader, rollout_id: str, snapshot_id: str, version: int) -> StoredSnapshot:
     """One version of a snapshot.
 
     Raises:
@@ -40,8 +69,7 @@ def read_snapshot(reader: RowReader, rollout_id: str, snapshot_id: str, version:
     if found is None:
         raise RolloutRetiredError(rollout_id, "reading its snapshot")
     rows, flags = found
-    entries = unpack_rollout(rollout_id, rows)
-    return TokenCaptureSnapshot(rollout_id, entries, bool(flags), snapshot_id, version, flags)
+    return StoredSnapshot(rollout_id, snapshot_id, version, flags, rows)
 
 
 def entries_of_rollout(reader: RowReader, rollout_id: str) -> tuple[TokenEntry, ...]:
