@@ -106,7 +106,9 @@ HEAVY = {
 }
 
 # Only a process that works on the file itself opens a store.
-MAY_IMPORT_STORE = {"browse", "cli", "consumer", "export", "finalize", "integrations", "report", "store", ROOT}
+MAY_IMPORT_STORE = {
+    *("browse", "cli", "consumer", "export", "finalize", "hand_off", "integrations", "report", "store", ROOT),
+}
 
 # An import of the store when a module is imported would make the package heavy, so these import it
 # inside a function.

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from typing import Any
 
-from support import outages, programs
+from support import outages, programs, taking
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -43,7 +43,7 @@ def run(request: dict[str, Any]) -> None:
     if request["control"]:
         ctypes.CDLL(None).attach(request["control"].encode(), request["trace"].encode())
     warnings.simplefilter("error")
-    program = getattr(programs, request["start"], None) or getattr(outages, request["start"])
+    (program,) = (found for one in (programs, outages, taking) if (found := getattr(one, request["start"], None)))
     program(*request["arguments"])
 
 

@@ -36,9 +36,10 @@ class Body:
             OSError: the disk of temporary files is full.
         """
         self._digest.update(data)
-        self._file.write(data)
         self.length += len(data)
-        return len(data)
+        if self.length > _IN_MEMORY:
+            self._file.rollover()  # at once, so that a large piece is not copied in memory first
+        return self._file.write(data)
 
     def flush(self) -> None:
         """Nothing: what was written is read by this process."""

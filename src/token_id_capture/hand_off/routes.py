@@ -28,7 +28,7 @@ from token_id_capture.finalize.row_format import MaskedRows
 from token_id_capture.finalize.rows import RolloutLine, parse_record
 from token_id_capture.hand_off import wire
 from token_id_capture.hand_off.body import Body, BodyResponse
-from token_id_capture.hand_off.rows import write_rows
+from token_id_capture.hand_off.rows import prepare_arrow, write_rows
 from token_id_capture.integrations.nemo_gym import scored_answer
 from token_id_capture.lifecycle import Outcome, Sequences, State
 from token_id_capture.rebuild import build_snapshot
@@ -89,6 +89,7 @@ class HandOff:
     def __init__(self, store: TokenCaptureStore) -> None:
         self._store = store
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        prepare_arrow()
 
     def app(self) -> ASGIApp:
         """All routes; any other path is answered with 404."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import suppress
 from typing import Any
 
-from token_id_capture.outputs.arrow import ArrowTables
-from token_id_capture.outputs.columns import TRAJECTORY_COLUMNS
+from token_id_capture.errors import ConfigurationError
 from token_id_capture.export.rows import sequence_rows
 from token_id_capture.finalize.row_format import MaskedRows
 from token_id_capture.finalize.rows import RolloutLine, trajectory_rows
 from token_id_capture.hand_off.body import Body
 from token_id_capture.lifecycle import State
+from token_id_capture.outputs.arrow import ArrowStream, ArrowTables
+from token_id_capture.outputs.columns import TRAJECTORY_COLUMNS
 from token_id_capture.rebuild import Build
 
 
@@ -36,11 +39,15 @@ def write_rows(line: RolloutLine, build: Build, *, masked: MaskedRows, arrow: bo
     return body
 
 
-def _write_arrow(body: Any, build: Build) -> None:
-    tables = ArrowTables(TRAJECTORY_COLUMNS)
-    from pyarrow import ipc
+def prepare_arrow() -> None:
+    """Load pyarrow, if it is installed, and what it loads on first use; that takes a while, and calls would wait."""
+    with suppress(ConfigurationError):
+        ArrowTables(TRAJECTORY_COLUMNS).table([])
+        ArrowStream(io.BytesIO(), TRAJECTORY_COLUMNS).finish()
 
-    ref = build.snapshot
+
+def _write_arrow(body: Any, build: Build) -> None:
+    stream, ref = ArrowStream(body, TRAJECTORY_COLUMNS), build.snapshot
     rollout = {
         "rollout_id": build.rollout_id,
         "snapshot_id": ref and ref.snapshot_id,
@@ -48,6 +55,6 @@ def _write_arrow(body: Any, build: Build) -> None:
         "state": State.FROZEN.value,
         "outcome": None,
     }
-    with ipc.new_stream(body, tables.schema) as stream:
-        for row in sequence_rows(rollout, build):
-            stream.write_table(tables.table([row]))
+    for row in sequence_rows(rollout, build):
+        stream.write(row)
+    stream.finish()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import orjson
 
@@ -42,6 +42,8 @@ _SWEEP: Final = one_by_one(retirement.sweep_retired)
 # Calls whose begin and put lie in this process; beyond it the oldest are forgotten, and with them
 # only the check that their rollout was not deleted in between.
 _REMEMBERED_CALLS: Final = 65_536
+
+_Found = TypeVar("_Found")
 
 
 class TokenCaptureStore:
