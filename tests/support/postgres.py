@@ -96,6 +96,12 @@ class PostgresServer:
             self._process.wait(_LONGEST_START_SECONDS)
             self._process = None
 
+    def processes(self) -> list[int]:
+        """The server's processes except the one that starts the others: those that serve a connection, and its own."""
+        assert self._process is not None
+        pid = self._process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def admin(self, database: str = "postgres") -> psycopg.Connection[Any]:
         """A connection of the tests' own, which commits each statement."""
         return psycopg.connect(self.url(database), autocommit=True)

@@ -8,16 +8,13 @@ import sqlite3
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.captured import entry, filled, finish, put_chain, sql
 from support.many_rollouts import database_with
-from support.whole_content import whole_content
+from support.whole_content import everything, whole_content
 from token_id_capture.errors import StoreError, UnusableDatabaseError
-from token_id_capture.lifecycle import CallOrigin, Purpose
-from token_id_capture.provenance import HistoryLink
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.store.copying import file_side
 from token_id_capture.store.copying.databases import copy_database
@@ -29,34 +26,6 @@ from token_id_capture.store.maintain.verification import Checked, verify
 def many(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """400 rollouts of every fate, and one long one."""
     return Path(shutil.copy(database_with(400, tmp_path_factory), tmp_path / "many.db"))
-
-
-async def everything(store: TokenCaptureStore) -> None:
-    """What the templates of ``many`` lack: whose call it was, experts, a continued history, versions, remnants."""
-    origin = CallOrigin("sub-1", "main", Purpose.COMPACTION, False, {"x-session-id": "é\N{ROCKET}"})
-    for call in ("kept", "lost", "refused"):
-        await store.begin_attributed_call("math-0", call, origin)
-    fields: dict[str, Any] = {
-        "agent": "sub-1", "parent_agent": "main", "purpose": "compaction", "offers_tools": True,
-        "routed_experts": [[1, 2], [3, 4]], "weight_version": "step-12", "session_headers": {"x": "y"},
-        "of_a_later_release": {"nested": [1.5, None]},
-    }  # fmt: skip
-    await store.put(entry("math-0", "kept", [1, 2], [3], **fields), HistoryLink(b"chain", b"", b"ids", True))
-    await store.refuse_call("math-0", "refused", "the engine said\nno")
-    await store.mark_incomplete("math-0", "kept", "store_failed: the disk")
-    await put_chain(store, "math-1")
-    await finish(store, "math-1", "masked", "multiple_roots")
-    await store.mark_incomplete("math-1", "c0", "store_failed: noticed late")
-    await finish(store, "math-1", "failed", "no_calls")
-    with contextlib.suppress(StoreError):
-        await store.put(entry("math-1", "late", [1], [2]))
-    # Of a deleted rollout its outcomes are left, and its id may be used again.
-    await put_chain(store, "math-2")
-    await finish(store, "math-2", "masked", "multiple_roots")
-    await put_chain(store, "math-3")
-    await finish(store, "math-3", "delivered")
-    await store.delete(["math-2", "math-3"])
-    await put_chain(store, "math-3", turns=1)
 
 
 def test_there_and_back_every_row_is_the_same(many: Path, tmp_path: Path) -> None:
@@ -205,6 +174,6 @@ def steps_of_copying(source: Path, target: Path, rollout_ids: Sequence[str] = ()
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as connection:
         connection.set_progress_handler(count, 10)
         with file_side.file_target(target) as written:
-            copied = copy_rollouts(file_side.FileSource(connection), written, rollout_ids, include_open=True)
+            copied = copy_rollouts(file_side.FileSource(source, connection), written, rollout_ids, include_open=True)
     assert copied.complete
     return steps

@@ -6,50 +6,37 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from token_id_capture.store.copying.parts import NAMING_WRITERS, WRITERS, DamagedRowsError, Part, Row
+from token_id_capture.store.copying.parts import WRITERS, LeftOutError, Part, Row
+from token_id_capture.store.copying.statements import COUNT, LISTED, OF_WRITERS, PAGE, of_rollouts
 from token_id_capture.store.file.read_only import needs_a_writer, read_only, transaction, wal_bytes
 from token_id_capture.store.maintain.maintenance import Maintenance, maintenance
 from token_id_capture.store.maintain.verification import Damage
 from token_id_capture.store.write.writer import CHECKPOINT_BYTES
 
-_AMONG: Final = "IN (SELECT value FROM json_each(:rollout_ids))"
-_OF_SNAPSHOTS: Final = f"IN (SELECT snapshot_id FROM snapshots WHERE rollout_id {_AMONG})"
-_CALLS: Final = "(SELECT count(*) FROM entries AS e WHERE e.rollout_id = p.rollout_id)"
-_WITH_IDS: Final = ("rollouts", "build_outcomes", "late_writes")
-_PAGE: Final = f"""
-    SELECT p.rollout_id, {_CALLS} FROM (
-        {
-    " UNION ".join(
-        f"SELECT rollout_id FROM (SELECT DISTINCT rollout_id FROM {table} WHERE rollout_id > :after "
-        "ORDER BY rollout_id LIMIT :limit)"
-        for table in _WITH_IDS
-    )
-}
-        ORDER BY rollout_id LIMIT :limit
-    ) AS p ORDER BY p.rollout_id
-"""
-_LISTED: Final = f"SELECT p.rollout_id, {_CALLS} FROM (SELECT value AS rollout_id FROM json_each(:rollout_ids)) AS p"
+# A snapshot's copies tell by it whose they are.
+_OWNER: Final = (
+    "(SELECT s.rollout_id FROM snapshots AS s WHERE s.snapshot_id = t.snapshot_id AND s.version = t.version)"
+)
 
 
-def _of_rollouts(part: Part) -> str:
-    """The condition that finds the rows of a part."""
-    if part is WRITERS:
-        named = " UNION ".join(
-            f"SELECT writer_id FROM {one.table.name} WHERE {_of_rollouts(one)}" for one in NAMING_WRITERS
-        )
-        return f"writer_id IN ({named})"
-    return f"{part.key} {_AMONG if part.key == 'rollout_id' else _OF_SNAPSHOTS}"
+def _own_columns(part: Part) -> tuple[str, ...]:
+    """The columns of a part that its table has, which may be all but the first."""
+    return tuple(name for name in part.columns if name in part.table.columns)
 
 
+@lru_cache
 def _selection(part: Part, columns: Sequence[str]) -> str:
-    name, found = part.table.name, _of_rollouts(part)
+    name = part.table.name
+    found = OF_WRITERS if part is WRITERS else of_rollouts(name)
     if part.table.dialect_options["sqlite"]["with_rowid"]:
         # In the order of their storing; to be sorted, rows as wide as calls are copied once more.
         found = f"rowid IN (SELECT rowid FROM {name} WHERE {found}) ORDER BY rowid"
-    return f"SELECT {', '.join(columns)} FROM {name} WHERE {found}"
+    read = (column if column in part.table.columns else _OWNER for column in columns)
+    return f"SELECT {', '.join(read)} FROM {name} AS t WHERE {found}"
 
 
 class _FileRows:
@@ -64,11 +51,12 @@ class _FileRows:
 
     def insert(self, part: Part, rows: Iterable[Row]) -> None:
         """See ``WritableRows``."""
+        columns = _own_columns(part)
+        dropped = len(part.columns) - len(columns)
         ignoring = " ON CONFLICT DO NOTHING" if part is WRITERS else ""
         self._connection.executemany(
-            f"INSERT INTO {part.table.name} ({', '.join(part.columns)}) "
-            f"VALUES ({', '.join('?' * len(part.columns))}){ignoring}",
-            rows,
+            f"INSERT INTO {part.table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}){ignoring}",
+            (row[dropped:] for row in rows),
         )
 
 
@@ -77,26 +65,40 @@ class _SourceRows(_FileRows):
         try:
             yield from super().select(part, columns, rollout_ids)
         except sqlite3.DatabaseError as error:
-            raise DamagedRowsError(Damage(f"cannot be read ({error})", rollout_ids[0])) from error
+            raise LeftOutError(Damage(f"cannot be read ({error})", rollout_ids[0])) from error
 
 
-class FileSource:
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def identity(self) -> object:
+        """See ``Side``."""
+        found = self._path.stat()
+        return found.st_dev, found.st_ino
+
+
+class FileSource(_File):
     """Reads a file, in short transactions while others write it; see ``Source``."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        super().__init__(path)
         self._connection = connection
 
     def count(self) -> int:
         """See ``Source``."""
-        return int(self._connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
+        return int(self._connection.execute(COUNT).fetchone()[0])
 
     def page(self, after: str, limit: int) -> list[tuple[str, int]]:
         """See ``Source``."""
-        return self._connection.execute(_PAGE, {"after": after, "limit": limit}).fetchall()
+        return self._connection.execute(PAGE, {"after": after, "limit": limit}).fetchall()
 
     def listed(self, rollout_ids: Sequence[str]) -> list[tuple[str, int]]:
         """See ``Source``."""
-        return self._connection.execute(_LISTED, {"rollout_ids": json.dumps(rollout_ids)}).fetchall()
+        return self._connection.execute(LISTED, {"rollout_ids": json.dumps(rollout_ids)}).fetchall()
 
     @contextmanager
     def state(self) -> Iterator[_SourceRows]:
@@ -105,10 +107,11 @@ class FileSource:
             yield _SourceRows(self._connection)
 
 
-class FileTarget:
+class FileTarget(_File):
     """Writes a file, taking turns with others that write it; see ``Target``."""
 
     def __init__(self, work: Maintenance) -> None:
+        super().__init__(work.path)
         self._work = work
         self._checkpoint_at = CHECKPOINT_BYTES
 
@@ -117,7 +120,7 @@ class FileTarget:
         """See ``Target``."""
         with self._work.transaction():
             yield _FileRows(self._work.connection)
-        size = wal_bytes(self._work.path)
+        size = wal_bytes(self._path)
         if size > self._checkpoint_at:
             # Where a reader keeps the log from shrinking, the next try waits until it has grown as much again.
             self._checkpoint_at = CHECKPOINT_BYTES + (0 if self._work.checkpoint() else size)
@@ -134,7 +137,7 @@ def file_source(path: Path) -> Iterator[FileSource]:
         with maintenance(path):
             pass
     with read_only(path) as connection:
-        yield FileSource(connection)
+        yield FileSource(path, connection)
 
 
 @contextmanager

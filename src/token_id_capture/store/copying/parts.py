@@ -31,33 +31,35 @@ _DIGESTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one table that belong to rollouts, which ``key`` names: ``rollout_id`` or ``snapshot_id``.
+    """The rows of one table that belong to rollouts.
 
-    ``columns`` are copied. ``head`` is ``key``, then what tells whether two rows are equal. ``ordered`` says that
-    the order in which the rows were stored tells something, ``holds_calls`` that they are calls with their tokens.
+    ``columns`` are copied; the first names the rollout, also of the copies in a snapshot, whose table in a file
+    does not. ``head`` are those that tell whether two rows are equal. ``ordered`` says that the order in which the
+    rows were stored tells something, ``holds_calls`` that they are calls with their tokens.
     """
 
     table: Table
-    key: str
     columns: tuple[str, ...]
     head: tuple[str, ...]
     ordered: bool
     holds_calls: bool
 
 
-def _part(table: Table, key: str = "rollout_id", *, ordered: bool = False) -> Part:
-    columns = tuple(column.name for column in table.columns if column.name not in _OWN_NUMBERS)
+def _part(table: Table, *, ordered: bool = False) -> Part:
+    columns = [column.name for column in table.columns if column.name not in (*_OWN_NUMBERS, "rollout_id")]
+    if table is not schema.writers:
+        columns.insert(0, "rollout_id")
     holds_calls = "payload_digest" in columns and "generation" in columns
-    compared = (name for name in columns if name != key and not (holds_calls and name in _DIGESTED))
-    return Part(table, key, columns, (key, *compared), ordered, holds_calls)
+    head = tuple(name for name in columns if not (holds_calls and name in _DIGESTED))
+    return Part(table, tuple(columns), head, ordered, holds_calls)
 
 
-WRITERS: Final = _part(schema.writers, "writer_id")
+WRITERS: Final = _part(schema.writers)
 """The processes that the rows of rollouts name. Others may name them too, so a target may have them already."""
 
 _SNAPSHOTS: Final = _part(schema.snapshots)
-_SNAPSHOT_ENTRIES: Final = _part(schema.snapshot_entries, "snapshot_id", ordered=True)
-_SNAPSHOT_FLAGS: Final = _part(schema.snapshot_flags, "snapshot_id", ordered=True)
+_SNAPSHOT_ENTRIES: Final = _part(schema.snapshot_entries, ordered=True)
+_SNAPSHOT_FLAGS: Final = _part(schema.snapshot_flags, ordered=True)
 
 PARTS: Final = (
     _part(schema.rollouts),
@@ -75,18 +77,19 @@ PARTS: Final = (
 )
 """Everything that belongs to rollouts, in an order that foreign keys and triggers allow."""
 
-NAMING_WRITERS: Final = tuple(part for part in PARTS if part is not WRITERS and "writer_id" in part.columns)
-
-# Whose a snapshot's rows are is known once the snapshots were read.
-_COMPARED: Final = sorted((part for part in PARTS if part is not WRITERS), key=lambda part: part is not _SNAPSHOTS)
+_COMPARED: Final = tuple(part for part in PARTS if part is not WRITERS)
 
 
-class DamagedRowsError(Exception):
-    """Rows of a source are not as they were stored. Never leaves this package."""
+class LeftOutError(Exception):
+    """Rows of a source are not as they were stored, or cannot be stored in the target. Never leaves this package."""
 
     def __init__(self, damage: Damage) -> None:
         super().__init__(str(damage))
         self.damage = damage
+
+
+class TryAgainError(Exception):
+    """A transaction was rolled back because of what others did meanwhile. Never leaves this package."""
 
 
 class Rows(Protocol):
@@ -130,24 +133,26 @@ class Head:
 def heads(rows: Rows, rollout_ids: Sequence[str]) -> dict[str, Head]:
     """The heads of those of the rollouts of which there is anything."""
     found: dict[str, Head] = defaultdict(Head)
-    owner: dict[str, str] = {}
-    held: Counter[tuple[str, Any, Any]] = Counter()
-    declared: list[dict[str, Any]] = []
+    held: Counter[tuple[Any, ...]] = Counter()
     for part in _COMPARED:
-        version_at = part.head.index("version") if part.key == "snapshot_id" else 0
         for row in rows.select(part, part.head, rollout_ids):
-            if part is _SNAPSHOTS:
-                declared.append(dict(zip(part.head, row, strict=True)))
-                owner[declared[-1]["snapshot_id"]] = row[0]
-            if part.key == "snapshot_id":
-                held[part.table.name, row[0], row[version_at]] += 1
-            found[owner[row[0]] if part.key == "snapshot_id" else row[0]].add(part, row)
-    for snapshot in declared:
-        key = snapshot["snapshot_id"], snapshot["version"]
-        calls, flags = held[_SNAPSHOT_ENTRIES.table.name, *key], held[_SNAPSHOT_FLAGS.table.name, *key]
-        if calls != snapshot["entry_count"] or bool(flags) != bool(snapshot["incomplete"]):
-            found[snapshot["rollout_id"]].damage = (
-                f"version {key[1]} of its snapshot holds {calls} calls of {snapshot['entry_count']}, "
-                f"and says incomplete = {snapshot['incomplete']} with {flags} flags"
-            )
+            head = found[row[0]]
+            head.add(part, row)
+            if part in (_SNAPSHOT_ENTRIES, _SNAPSHOT_FLAGS):
+                values = dict(zip(part.head, row, strict=True))
+                held[part.table.name, values["snapshot_id"], values["version"]] += 1
+            elif part is _SNAPSHOTS:
+                head.damage = head.damage or _difference(dict(zip(part.head, row, strict=True)), held)
     return dict(found)
+
+
+def _difference(snapshot: dict[str, Any], held: Counter[tuple[Any, ...]]) -> str:
+    """What a snapshot says that it holds and does not, in words; its copies were counted before."""
+    key = snapshot["snapshot_id"], snapshot["version"]
+    calls, flags = held[_SNAPSHOT_ENTRIES.table.name, *key], held[_SNAPSHOT_FLAGS.table.name, *key]
+    if calls == snapshot["entry_count"] and bool(flags) == bool(snapshot["incomplete"]):
+        return ""
+    return (
+        f"version {key[1]} of its snapshot holds {calls} calls of {snapshot['entry_count']}, "
+        f"and says incomplete = {snapshot['incomplete']} with {flags} flags"
+    )

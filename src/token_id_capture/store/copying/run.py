@@ -11,15 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from token_id_capture.errors import StoreError
 from token_id_capture.lifecycle import State
 from token_id_capture.store.codec import UNREADABLE
-from token_id_capture.store.copying.parts import PARTS, DamagedRowsError, Head, Part, Row, Rows, heads
+from token_id_capture.store.copying.parts import PARTS, Head, LeftOutError, Part, Row, Rows, TryAgainError, heads
 from token_id_capture.store.copying.sides import Source, Target, WritableRows
 from token_id_capture.store.maintain.verification import Damage, Progress, problems_of_call
 from token_id_capture.store.sequence_walk import SequenceWalk
 
 _ROLLOUTS_TOGETHER: Final = 64
 _CALLS_TOGETHER: Final = 1_000
+_ATTEMPTS: Final = 5
 
 
 @dataclass(slots=True)
@@ -108,11 +110,8 @@ def _copy_together(
     source: Source, target: Target, rollout_ids: list[str], copied: Copied, *, include_open: bool, asked: bool
 ) -> None:
     try:
-        # The target first: a wait for its writers must not keep the source's state.
-        with target.transaction() as there, source.state() as here:
-            step = _compare(heads(here, rollout_ids), heads(there, rollout_ids), rollout_ids, include_open=include_open)
-            _write(here, there, step.wanted)
-    except DamagedRowsError as damaged:
+        step = _step(source, target, rollout_ids, include_open=include_open)
+    except LeftOutError as damaged:
         # All of it was rolled back, and the others are copied without the one that is damaged.
         if len(rollout_ids) == 1:
             copied.damaged.append(damaged.damage)
@@ -136,6 +135,25 @@ class _Step:
     absent: list[str] = field(default_factory=list)
 
 
+def _step(source: Source, target: Target, rollout_ids: list[str], *, include_open: bool) -> _Step:
+    """One transaction, which is repeated where others were in its way."""
+    for _ in range(_ATTEMPTS):
+        try:
+            # The target first: a wait for its writers must not keep the source's state.
+            with target.transaction() as there, source.state() as here:
+                step = _compare(
+                    heads(here, rollout_ids), heads(there, rollout_ids), rollout_ids, include_open=include_open
+                )
+                _write(here, there, step.wanted)
+            return step
+        except TryAgainError as error:
+            refused = error
+    raise StoreError(
+        f"the target refused rollout {rollout_ids[0]!r} and those with it {_ATTEMPTS} times, because of what others "
+        f"did meanwhile ({refused.__cause__}): the same copy again copies the rest"
+    ) from refused
+
+
 def _compare(here: dict[str, Head], there: dict[str, Head], rollout_ids: list[str], *, include_open: bool) -> _Step:
     step = _Step()
     for rollout_id in rollout_ids:
@@ -143,7 +161,7 @@ def _compare(here: dict[str, Head], there: dict[str, Head], rollout_ids: list[st
         if head is None:
             step.absent.append(rollout_id)
         elif head.damage:
-            raise DamagedRowsError(Damage(head.damage, rollout_id))
+            raise LeftOutError(Damage(head.damage, rollout_id))
         elif rollout_id in there and there[rollout_id].digest == head.digest:
             step.already_there += 1
         elif rollout_id in there:
@@ -159,22 +177,19 @@ def _write(here: Rows, there: WritableRows, wanted: Iterable[str]) -> None:
     rollout_ids = tuple(wanted)
     for part in PARTS if rollout_ids else ():
         rows = here.select(part, part.columns, rollout_ids)
-        there.insert(part, _sound(part, rows, rollout_ids[0]) if part.holds_calls else rows)
+        there.insert(part, _sound(part, rows) if part.holds_calls else rows)
 
 
-def _sound(part: Part, rows: Iterator[Row], rollout_id: str) -> Iterator[Row]:
-    """The same rows, each compared with its digests. A call is stored after the one that its prompt continues.
-
-    ``rollout_id`` is named with what is damaged, which is right where it is the only one.
-    """
-    walks: dict[tuple[str, int | None], SequenceWalk] = defaultdict(SequenceWalk)
+def _sound(part: Part, rows: Iterator[Row]) -> Iterator[Row]:
+    """The same rows, each compared with its digests. A call is stored after the one that its prompt continues."""
+    walks: dict[tuple[str, str, int | None], SequenceWalk] = defaultdict(SequenceWalk)
     for row in rows:
         call = dict(zip(part.columns, row, strict=True))
-        snapshot_id, version = call.get("snapshot_id", ""), call.get("version")
+        key = call["rollout_id"], call.get("snapshot_id", ""), call.get("version")
         try:
-            problems = problems_of_call(call, walks[call[part.key], version])
+            problems = problems_of_call(call, walks[key])
         except UNREADABLE as error:
             problems = [f"cannot be read ({error})"]
         for problem in problems:
-            raise DamagedRowsError(Damage(problem, rollout_id, call["model_call_id"], snapshot_id, version))
+            raise LeftOutError(Damage(problem, key[0], call["model_call_id"], *key[1:]))
         yield row

@@ -9,7 +9,15 @@ from typing import Protocol
 from token_id_capture.store.copying.parts import Part, Row, Rows
 
 
-class Source(Protocol):
+class Side(Protocol):
+    """Either of the two. As text it is the name of the database, for people."""
+
+    def identity(self) -> object:
+        """What no other database has."""
+        ...
+
+
+class Source(Side, Protocol):
     """A database that rollouts are read from."""
 
     def count(self) -> int:
@@ -30,7 +38,7 @@ class Source(Protocol):
     def state(self) -> AbstractContextManager[Rows]:
         """One state of the database, for as long as the block lasts.
 
-        Reading it raises ``DamagedRowsError`` where rows cannot be read.
+        Reading it raises ``LeftOutError`` where rows cannot be read.
         """
         ...
 
@@ -39,13 +47,21 @@ class WritableRows(Rows, Protocol):
     """Rows inside a transaction that writes."""
 
     def insert(self, part: Part, rows: Iterable[Row]) -> None:
-        """Add rows of ``part.columns``, taking them one at a time."""
+        """Add rows of ``part.columns``, taking them one at a time.
+
+        Raises:
+            LeftOutError: a row cannot be stored in this database.
+        """
         ...
 
 
-class Target(Protocol):
+class Target(Side, Protocol):
     """A database that rollouts are written to."""
 
     def transaction(self) -> AbstractContextManager[WritableRows]:
-        """A transaction that is durable when the block ends, and leaves nothing behind if an error ends it."""
+        """A transaction that is durable when the block ends, and leaves nothing behind if an error ends it.
+
+        Raises:
+            TryAgainError: others were in its way, and the same transaction may succeed now.
+        """
         ...
