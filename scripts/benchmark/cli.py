@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmark.dialects import main as dialects
 
         return dialects(arguments[1:])
+    if arguments[:1] == ["continuity"]:
+        from benchmark.gateway.continuity import main as continuity
+
+        return continuity(arguments[1:])
     options = parser().parse_args(arguments)
     chosen = (options.workload, options.level, options.fsync_delay, options.processes)
     everything = not any(chosen) and not (options.scale or options.memory)
@@ -103,7 +107,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Our store against plain JSON lines, on the same calls. Without a choice: everything.",
-        epilog="scripts/bench gateway --help: the gateway beside a bare proxy and others",
+        epilog="scripts/bench gateway --help: the gateway beside a bare proxy and others. scripts/bench dialects and "
+        "scripts/bench continuity: what translation and --continuity cost.",
     )
     choice = made.add_argument_group("what to measure")
     choice.add_argument("--workload", action="append", choices=WORKLOADS, default=[], help="repeatable; default: all")

@@ -77,6 +77,19 @@ def test_the_gateway_is_measured_beside_no_proxy_and_a_bare_one(tmp_path: Path) 
     assert all(limit["holds"] is None for limit in found["limits"]), "runs so short are not judged"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what servers spend is read from /proc")
+def test_what_continuity_costs_is_measured_with_and_without_history(tmp_path: Path) -> None:
+    short = ("--tokens", "600", "--turns", "2", "--calls", "1", "--repeats", "1", "--trial")
+    done = run_bench(tmp_path, "continuity", "--json", *short)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cells = found["levels"]["continuity"]
+    assert set(cells) == {"off", "exact"}
+    for kinds in cells.values():
+        assert all(kinds[kind]["cpu_ms_per_call"] > 0 for kind in ("with history", "without history"))
+    assert [limit["holds"] for limit in found["limits"]] == [None] * 3
+
+
 def test_a_duration_without_a_unit_is_refused(tmp_path: Path) -> None:
     done = run_bench(tmp_path, "--fsync-delay", "5")
     assert done.returncode == 2

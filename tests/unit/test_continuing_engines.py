@@ -40,9 +40,9 @@ def test_each_adapter_has_the_extension_that_its_engine_allows() -> None:
 
 
 def test_a_prompt_is_given_in_the_field_of_the_engine() -> None:
-    assert VllmEngine().prompt_fields(IDS) == {"kv_transfer_params": {"prompt_token_ids": [3, 1, 2]}}
-    assert SglangEngine().prompt_fields(IDS) == {"input_ids": [3, 1, 2]}
-    assert MessageEngine().prefix_fields(IDS) == {"required_prefix_token_ids": [3, 1, 2]}
+    assert VllmEngine().prompt_fields([3, 1, 2]) == {"kv_transfer_params": {"prompt_token_ids": [3, 1, 2]}}
+    assert SglangEngine().prompt_fields([3, 1, 2]) == {"input_ids": [3, 1, 2]}
+    assert MessageEngine().prefix_fields([3, 1, 2]) == {"required_prefix_token_ids": [3, 1, 2]}
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from typing import Any, NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.chat_templates import ChatTemplate, TemplateError, Vocabulary, published
-from token_id_capture.server.continuity.tail import Endings, RestatedAnswer, TailUnknownError, continue_answer
+from token_id_capture.server.continuity.tail import RestatedAnswer, TailUnknownError, continue_answer
+from token_id_capture.server.continuity.template import TemplateMemory
 from token_id_capture.tokens import TokenIds
 
 SENTINEL = "Zebra"
@@ -116,7 +118,9 @@ def cases(end: str) -> dict[str, Case]:
     }
 
 
-def tail_text(template: ChatTemplate, vocabulary: Vocabulary, case: Case, end: str) -> str:
+def tail_text(
+    template: ChatTemplate, vocabulary: Vocabulary, case: Case, end: str, memory: TemplateMemory | None = None
+) -> str:
     """The text of the tail that is found.
 
     Raises:
@@ -125,7 +129,7 @@ def tail_text(template: ChatTemplate, vocabulary: Vocabulary, case: Case, end: s
     prompt = vocabulary.encode(template.text(case.messages[: case.position], True))
     sampled = vocabulary.encode(f"<think>Hm, hm.</think> {SENTINEL}" + (end if case.ended else ""))
     answer = RestatedAnswer(case.messages, case.position, TokenIds.joined(prompt, sampled), case.ended)
-    found = asyncio.run(continue_answer(answer, b"", template.render, Endings()))
+    found = asyncio.run(continue_answer(answer, b"", template.render, memory or TemplateMemory()))
     assert found.tail is not None, "the sampled answer is in no rendering"
     return vocabulary.decode(found.tail.tolist())
 
@@ -155,6 +159,7 @@ def test_every_published_template_gets_its_own_text_after_the_answer_or_none() -
     for name, source in published().items():
         template = variants(name, source, vocabulary)
         words, calls = ends_of(name)
+        memory = TemplateMemory()  # what was found in one case has to serve the others
         for title, case in cases(words.sampled).items():
             turn = calls if case.messages[case.position].get("tool_calls") else words
             try:
@@ -164,7 +169,7 @@ def test_every_published_template_gets_its_own_text_after_the_answer_or_none() -
                 outcomes["refused"] += 1
                 continue
             try:
-                found = tail_text(template, vocabulary, case, turn.sampled)
+                found = tail_text(template, vocabulary, case, turn.sampled, memory)
             except TailUnknownError as error:
                 outcomes["unsure"] += 1
                 unsure[f"{name}, {title}: {error.reason}"] += 1
@@ -257,13 +262,29 @@ def conversations(draw: st.DrawFn) -> Case:
     return Case([*messages, *following], position, draw(st.booleans()))
 
 
+# Says something before each message of a longer conversation, and nothing at the end of one.
+LONG = (
+    "{% for m in messages %}{% if loop.index > 3 %}[long]{% endif %}<|s|>{{ m.role }} {{ m.content }}"
+    "{% if m.marked %}" + MARK + "{% endif %}{% endfor %}{% if add_generation_prompt %}<|s|>assistant {% endif %}"
+)
+
+
 @settings(max_examples=200)
-@given(templates(), conversations(), st.sampled_from(["<|e|>", "<|x|>", "<|other|>"]))
-def test_a_random_template_gets_its_own_text_after_the_answer_or_none(source: str, case: Case, sampled: str) -> None:
+@example(LONG, Case([user("Ask"), said("Old"), user("Ask"), said(ANSWER), user("Ant")], 3, False), "<|e|>", False)
+@given(templates(), conversations(), st.sampled_from(["<|e|>", "<|x|>", "<|other|>"]), st.booleans())
+def test_a_random_template_gets_its_own_text_after_the_answer_or_none(
+    source: str, case: Case, sampled: str, seen_before: bool
+) -> None:
     vocabulary = Vocabulary()
     template = ChatTemplate(source, vocabulary, tools=[TOOL])
+    memory = TemplateMemory()
+    if seen_before:
+        following = [{**message, "content": "Gnu"} for message in case.messages[case.position + 1 :]]
+        other = case._replace(messages=[*case.messages[: case.position + 1], *following])
+        with contextlib.suppress(TailUnknownError):
+            tail_text(template, vocabulary, other, sampled, memory)
     try:
-        found = tail_text(template, vocabulary, case, sampled)
+        found = tail_text(template, vocabulary, case, sampled, memory)
     except TailUnknownError:
         return
     marked = [{**message, "marked": place == case.position} for place, message in enumerate(case.messages)]

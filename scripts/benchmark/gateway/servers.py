@@ -96,6 +96,11 @@ class Server:
         """The processor seconds of its processes so far."""
         return sum(_cpu(pid) for pid in self._pids())
 
+    def running_seconds(self) -> float:
+        """The same of the threads that it has now, to the nanosecond."""
+        files = [file for pid in self._pids() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
     def stop(self) -> None:
         """End it as an operator would, or by force."""
         self._process.send_signal(signal.SIGINT)
@@ -118,8 +123,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(name: str, upstream: str, directory: Path, *, workers: int = 1) -> Iterator[Server]:
-    """Start a server and wait until it accepts connections.
+def running(
+    name: str, upstream: str, directory: Path, *, workers: int = 1, further: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Start a server, with further arguments of its command, and wait until it accepts connections.
 
     Raises:
         RuntimeError: it ended, or did not in time; what it said is in ``said`` in the directory.
@@ -128,7 +135,7 @@ def running(name: str, upstream: str, directory: Path, *, workers: int = 1) -> I
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     directory.mkdir()
-    command = kind.command(upstream, port, workers, directory)
+    command = (*kind.command(upstream, port, workers, directory), *further)
     with (directory / "said").open("wb") as said:
         environment = {**os.environ, **kind.environment(upstream)}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment)

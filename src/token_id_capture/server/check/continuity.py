@@ -69,7 +69,7 @@ class _Trial:
             return ContinuityResult((), "its tokenizer endpoint does not give the prompt that its chat endpoint read")
         # No template writes its last token twice, so an engine that ignores the ids reads another prompt.
         given = TokenIds.joined(plain.prompt_token_ids, plain.prompt_token_ids[-1:])
-        told = await self._captured(engine.prompt_fields(given))
+        told = await self._captured(engine.prompt_fields(given.tolist()))
         if told.prompt_token_ids != given:
             return ContinuityResult((), f"it ignored the token ids of a prompt ({_NEWER_VLLM})")
         try:
@@ -84,7 +84,7 @@ class _Trial:
         known = TokenIds.joined(prompt, plain.generation_token_ids)
         said = {"role": "assistant", "content": plain.output_items[0].get("content") or ""}
         messages = [*_CHAT["messages"], said, {"role": "user", "content": "And bye."}]
-        told = await self._captured({"messages": messages, **engine.prefix_fields(known)})
+        told = await self._captured({"messages": messages, **engine.prefix_fields(known.tolist())})
         if not told.prompt_token_ids.startswith(known):
             return ContinuityResult((), "it ignored the token ids with which a prompt was to begin")
         return ContinuityResult((Policy.EXACT,), "it does not show what its template writes")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import orjson
 from starlette.types import Scope
 
 from token_id_capture import reasons
@@ -27,13 +28,16 @@ from token_id_capture.server.continuity.canonical import (
     read_history,
 )
 from token_id_capture.server.continuity.plan import Plan
-from token_id_capture.server.continuity.tail import Endings, Render, RestatedAnswer, TailUnknownError, continue_answer
+from token_id_capture.server.continuity.tail import RestatedAnswer, TailUnknownError, continue_answer
+from token_id_capture.server.continuity.template import Render, TemplateMemory
 from token_id_capture.server.defaults import ENGINE
 from token_id_capture.server.engines.base import Ask, Engine, EngineAnswerError
 from token_id_capture.server.engines.continuing import Continues, ContinuesPrefixes, ContinuesPrompts
 from token_id_capture.server.http.exchange import Exchanges, asker
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.http.upstream import UpstreamError
+from token_id_capture.server.wire.fast_parse import read_tokens
+from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.tokens import TokenIds
 
 _logger = logging.getLogger(__name__)
@@ -65,9 +69,17 @@ def require_continuity(engine: Engine, policy: Policy, name: str) -> Continues |
 
 
 def continuer_for(
-    engine: Engine, policy: Policy, sink: object, exchanges: Exchanges, metrics: GatewayMetrics, *, name: str
+    engine: Engine,
+    policy: Policy,
+    sink: object,
+    exchanges: Exchanges,
+    metrics: GatewayMetrics,
+    *,
+    name: str,
+    texts: KnownTexts,
 ) -> Continuer | None:
     """The layer for this engine and sink; None with the policy ``off``. ``name`` is what the engine is called.
+    ``texts`` are the prompts that the gateway read.
 
     Raises:
         ConfigurationError: the engine or the sink cannot do it.
@@ -80,7 +92,7 @@ def continuer_for(
             f"--continuity cannot be used with {type(sink).__name__}, which does not find the calls that a request "
             "continues: record in a TokenCaptureStore"
         )
-    return Continuer(adapter, policy, sink, exchanges, metrics)
+    return Continuer(adapter, policy, sink, exchanges, metrics, texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,35 @@ class _Request:
     answer: Answer
     call: KnownCall
     known: TokenIds
-    ask: Ask
+    answers: _Answers
+
+    @property
+    def ask(self) -> Ask:
+        """Asks the engine."""
+        return self.answers.ask
+
+
+class _Answers:
+    """What the engine's tokenizer endpoint answers about one call, read with what is known of the rollout's prompts.
+
+    Of a conversation's renderings each begins as the last one did, so only the new part is parsed.
+    """
+
+    def __init__(self, exchanges: Exchanges, scope: Scope, rollout_id: str, texts: KnownTexts) -> None:
+        self.ask = asker(exchanges, scope, self._read)
+        self.rollout_id = rollout_id
+        self._texts = texts
+        self._longest = b"", TokenIds()
+
+    def _read(self, answer: bytes) -> Any:
+        parsed, text = read_tokens(answer, self._texts, self.rollout_id)
+        if len(text) > len(self._longest[0]):
+            self._longest = text, parsed["tokens"]
+        return parsed
+
+    def remember(self) -> None:
+        """Keep the longest, which is the request rendered whole, in place of what it continues."""
+        self._texts.remember(self.rollout_id, *self._longest)
 
 
 class Continuer:
@@ -105,13 +145,16 @@ class Continuer:
         memory: RemembersHistories,
         exchanges: Exchanges,
         metrics: GatewayMetrics,
+        texts: KnownTexts,
     ) -> None:
         self._engine = engine
         self._policy = policy
         self._memory = memory
         self._exchanges = exchanges
         self._metrics = metrics
-        self._endings = Endings()
+        self._prompts = texts
+        self._renderings = KnownTexts()
+        self._templates = TemplateMemory()
         self._ignored = False
         # By the start of a chain: whether the tokenizer endpoint gives the prompt that the chat endpoint read.
         self._renders_alike: OrderedDict[bytes, bool] = OrderedDict()
@@ -165,7 +208,8 @@ class Continuer:
         known = await self._memory.sequence_of(rollout_id, call.model_call_id)
         if not known:
             raise NotContinuedError(reasons.UNKNOWN_HISTORY)
-        request = _Request(body, history, answer, call, known, asker(self._exchanges, scope))
+        answers = _Answers(self._exchanges, scope, rollout_id, self._renderings)
+        request = _Request(body, history, answer, call, known, answers)
         if isinstance(self._engine, ContinuesPrefixes):
             return self._begun_with(request, self._engine)
         return await self._spliced(request, self._engine)
@@ -173,7 +217,7 @@ class Continuer:
     def _begun_with(self, request: _Request, engine: ContinuesPrefixes) -> Plan:
         """The engine itself puts the rest behind the known tokens."""
         made = Continuity(self._policy, Mode.SPLICED, "", request.call.model_call_id, len(request.known))
-        fields = engine.prefix_fields(request.known)
+        fields = engine.prefix_fields(self._json(request, request.known))
         return Plan(made, request.history, fields, request.known, distrust=self._distrust)
 
     async def _spliced(self, request: _Request, engine: ContinuesPrompts) -> Plan:
@@ -188,9 +232,10 @@ class Continuer:
         messages: Sequence[Mapping[str, Any]] = request.body["messages"]
         restated = RestatedAnswer(messages, request.answer.position, known, request.call.link.ended)
         found, _ = await asyncio.gather(
-            continue_answer(restated, scope, render, self._endings),
+            continue_answer(restated, scope, render, self._templates),
             self._compare_once(request, render),
         )
+        request.answers.remember()
         if not self._renders_alike.get(scope, True):
             raise NotContinuedError(reasons.RENDER_DIFFERS)
         whole = found.whole
@@ -203,8 +248,11 @@ class Continuer:
         if limits and len(prompt) >= min(limits) > len(whole):
             raise NotContinuedError(reasons.NO_ROOM)
         made = self._made(Mode.SPLICED, request, len(found.tail), known.common_prefix_length(whole))
-        fields = engine.prompt_fields(prompt)
+        fields = engine.prompt_fields(self._json(request, prompt))
         return Plan(made, request.history, fields, prompt, whole=True, distrust=self._distrust)
+
+    def _json(self, request: _Request, ids: TokenIds) -> orjson.Fragment:
+        return orjson.Fragment(self._prompts.write(request.answers.rollout_id, ids))
 
     async def _reads_the_same(
         self, request: _Request, engine: ContinuesPrompts, prompt: TokenIds, whole: TokenIds

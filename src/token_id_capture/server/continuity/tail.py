@@ -14,9 +14,11 @@ answer's place, and T is read off what their renderings have in common:
 4. A policy that was cut off did not. T begins with what ends an answer of words. In either case what
    lies before T has to stay the same with other texts in the messages after the answer: some templates
    put the result of a tool before the words of the answer that called it.
-5. The real request as the template renders it, F, has to end with T, and with e before it; else 1 is
-   repeated with the real history before the stand-in.
+5. The real request as the template renders it, F, has to end with T, and with e before it; else, and where the
+   template writes no end of turn, 1 is repeated with the real history before the stand-in.
 6. Where F begins with K, the template's own prompt continues the call already.
+7. Once 2 to 4 found where T begins behind a stand-in, one rendering of it with other messages behind it will do,
+   as long as it is the same up to there.
 
 No text of the model or the user is in a stand-in, so no token in it can look like the end of a turn.
 """
@@ -24,23 +26,25 @@ No text of the model or the user is in a stand-in, so no token in it can look li
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from token_id_capture import reasons
 from token_id_capture.server.continuity.canonical import text_of
+from token_id_capture.server.continuity.template import (
+    WORDS,
+    Message,
+    Render,
+    Tail,
+    TemplateMemory,
+    common_end,
+    shape_of,
+)
 from token_id_capture.tokens import TokenIds
 
-Message: TypeAlias = Mapping[str, Any]
-Render: TypeAlias = Callable[[Sequence[Message], bool], Awaitable[TokenIds]]
-"""Renders messages as the engine would; the second argument asks for the start of the next answer behind them."""
-
-_WORDS: Final = ("a", "b")
-_PLAIN: Final[Message] = {"role": "assistant", "content": _WORDS[0]}
+_PLAIN: Final[Message] = {"role": "assistant", "content": WORDS[0]}
 _SYSTEM_ROLES: Final = ("system", "developer")
-_SHAPES_REMEMBERED: Final = 4096
 
 
 class TailUnknownError(Exception):
@@ -84,98 +88,89 @@ class Continuation:
     tail: TokenIds | None
 
 
-class Endings:
-    """What the template writes behind an answer that nothing follows, by the answer's shape; bounded."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Any, TokenIds] = OrderedDict()
-
-    async def of(
-        self, scope: bytes, context: Sequence[Message], stand_ins: Sequence[Message], render: Render
-    ) -> TokenIds:
-        """The ending of answers like these; ``scope`` names the model, its tools and template arguments."""
-        key = scope, len(context), _shape(stand_ins[0])
-        if key not in self._known:
-            first, second = await asyncio.gather(*(render([*context, stand_in], False) for stand_in in stand_ins))
-            self._known[key] = _common_end(first, second)
-            if len(self._known) > _SHAPES_REMEMBERED:
-                self._known.popitem(last=False)
-        return self._known[key]
-
-
 @dataclass(frozen=True, slots=True)
-class _Tail:
-    """``ids`` begin at ``start`` of what the template writes after the answer."""
+class _Search:
+    """The search for one tail. ``memory`` knows what was found for the shapes of other answers."""
 
-    after: TokenIds
-    start: int
+    answer: RestatedAnswer
+    scope: bytes
+    render: Render
+    memory: TemplateMemory
 
-    @property
-    def ids(self) -> TokenIds:
-        return self.after[self.start :]
+    async def tail(self, context: Sequence[Message], *, remember: bool) -> Tail | str:
+        """The tail in this context, or the reason why it is not certain."""
+        for words in (True,) if _has_words(self.answer.message) else (False, True):
+            stand_ins = _stand_ins(self.answer.message, words)
+            known = await self._known(stand_ins[0], context) if remember else None
+            found = known or await self._after(stand_ins, context, remember=remember)
+            if found != reasons.TEMPLATE_IGNORES_ANSWER:
+                break
+        return found
 
-    def ends(self, whole: TokenIds) -> bool:
-        """Whether a prompt ends with it, and with the token before it."""
-        seen = self.after[max(0, self.start - 1) :]
-        return whole[max(0, len(whole) - len(seen)) :] == seen
+    async def _known(self, stand_in: Message, context: Sequence[Message]) -> Tail | None:
+        """By one rendering, if what is before the tail is known."""
+        key = self._key(stand_in, context)
+        start = self.memory.start(key)
+        if start is None:
+            return None
+        found = start.tail(await self.render([*context, stand_in, *self.answer.following], True))
+        if found is None:
+            self.memory.give_up(key)
+        return found
+
+    async def _after(self, stand_ins: Sequence[Message], context: Sequence[Message], *, remember: bool) -> Tail | str:
+        following = self.answer.following
+        short = _short_context(self.answer.messages)
+        first, second, otherwise, ending = await asyncio.gather(
+            *(self.render([*context, stand_in, *following], True) for stand_in in stand_ins),
+            self.render([*context, stand_ins[0], *map(_reworded, following)], True),
+            self._ending(short, stand_ins),
+        )
+        if first == second:
+            return reasons.TEMPLATE_IGNORES_ANSWER
+        after = common_end(first, second)
+        if self.answer.ended:
+            start, anchored = _behind_end_of_turn(after, ending, self.answer.known[-1]), True
+        else:
+            plain = await self._ending(short, _stand_ins(_PLAIN, True))
+            start, anchored = _at_end(after, ending, plain), bool(plain)
+        if start is None:
+            return reasons.STOP_TOKEN_UNKNOWN
+        tail = Tail(first, len(first) - len(after) + start, min(1, start), anchored)
+        if not otherwise.startswith(first[: tail.start]):
+            return reasons.TAIL_DIFFERS
+        if remember:
+            self.memory.keep_start(self._key(stand_ins[0], context), tail)
+        return tail
+
+    async def _ending(self, context: Sequence[Message], stand_ins: Sequence[Message]) -> TokenIds:
+        return await self.memory.ending(self.scope, context, stand_ins, self.render)
+
+    def _key(self, stand_in: Message, context: Sequence[Message]) -> Any:
+        ended_by = self.answer.known[-1] if self.answer.ended else None
+        roles = tuple(message["role"] for message in self.answer.following)
+        system = hash(text_of(context[0].get("content")))
+        return self.scope, system, shape_of(stand_in), roles, ended_by
 
 
-async def continue_answer(answer: RestatedAnswer, scope: bytes, render: Render, endings: Endings) -> Continuation:
+async def continue_answer(answer: RestatedAnswer, scope: bytes, render: Render, memory: TemplateMemory) -> Continuation:
     """Find what follows the known tokens.
 
     Raises:
         TailUnknownError: the template's output leaves a doubt.
     """
-    context = _short_context(answer.messages)
-    whole, tail = await asyncio.gather(render(answer.messages, True), _tail(answer, context, scope, render, endings))
+    search = _Search(answer, scope, render, memory)
+    short = _short_context(answer.messages)
+    whole, tail = await asyncio.gather(render(answer.messages, True), search.tail(short, remember=True))
     if whole.startswith(answer.known):
         return Continuation(whole, None)
-    if isinstance(tail, str) or not tail.ends(whole):
-        tail = await _tail(answer, answer.messages[: answer.position], scope, render, endings)
+    if isinstance(tail, str) or not tail.anchored or not tail.ends(whole):
+        tail = await search.tail(answer.messages[: answer.position], remember=False)
     if isinstance(tail, str):
         raise TailUnknownError(tail)
     if not tail.ends(whole):
         raise TailUnknownError(reasons.TAIL_DIFFERS)
     return Continuation(whole, tail.ids)
-
-
-async def _tail(
-    answer: RestatedAnswer, context: Sequence[Message], scope: bytes, render: Render, endings: Endings
-) -> _Tail | str:
-    """The tail in this context, or the reason why it is not certain."""
-    for words in (True,) if _has_words(answer.message) else (False, True):
-        found = await _tail_after(answer, _stand_ins(answer.message, words), context, scope, render, endings)
-        if found != reasons.TEMPLATE_IGNORES_ANSWER:
-            break
-    return found
-
-
-async def _tail_after(
-    answer: RestatedAnswer,
-    stand_ins: Sequence[Message],
-    context: Sequence[Message],
-    scope: bytes,
-    render: Render,
-    endings: Endings,
-) -> _Tail | str:
-    following = answer.following
-    short = _short_context(answer.messages)
-    first, second, otherwise, ending = await asyncio.gather(
-        *(render([*context, stand_in, *following], True) for stand_in in stand_ins),
-        render([*context, stand_ins[0], *map(_reworded, following)], True),
-        endings.of(scope, short, stand_ins, render),
-    )
-    if first == second:
-        return reasons.TEMPLATE_IGNORES_ANSWER
-    after = _common_end(first, second)
-    if answer.ended:
-        start = _behind_end_of_turn(after, ending, answer.known[-1])
-    else:
-        start = _at_end(after, ending, await endings.of(scope, short, _stand_ins(_PLAIN, True), render))
-    if start is None:
-        return reasons.STOP_TOKEN_UNKNOWN
-    before = first[: len(first) - len(after) + start]
-    return _Tail(after, start) if otherwise.startswith(before) else reasons.TAIL_DIFFERS
 
 
 def _behind_end_of_turn(after: TokenIds, ending: TokenIds, end_of_turn: int) -> int | None:
@@ -203,7 +198,7 @@ def _short_context(messages: Sequence[Message]) -> list[Message]:
 
 def _stand_ins(answer: Message, words: bool) -> list[Message]:
     """Two answers of this one's shape that have no word in common; ``words`` gives them a text."""
-    return [_stand_in(answer, word, words) for word in _WORDS]
+    return [_stand_in(answer, word, words) for word in WORDS]
 
 
 def _stand_in(answer: Message, word: str, words: bool) -> Message:
@@ -219,23 +214,6 @@ def _has_words(answer: Message) -> bool:
     return not answer.get("tool_calls") or bool(text_of(answer.get("content")).strip())
 
 
-def _shape(stand_in: Message) -> tuple[Any, ...]:
-    names = (call["function"].get("name") for call in stand_in.get("tool_calls") or ())
-    return stand_in["content"] in _WORDS, *names
-
-
 def _reworded(message: Message) -> Message:
     """The message with another text."""
     return {**message, "content": "v" if text_of(message.get("content")) == "u" else "u"}
-
-
-def _common_end(first: TokenIds, second: TokenIds) -> TokenIds:
-    """The longest end of both. Halving compares whole runs, which is faster than token by token."""
-    shorter, longer = 0, min(len(first), len(second))
-    while shorter < longer:
-        middle = (shorter + longer + 1) // 2
-        if first[len(first) - middle :] == second[len(second) - middle :]:
-            shorter = middle
-        else:
-            longer = middle - 1
-    return first[len(first) - shorter :]

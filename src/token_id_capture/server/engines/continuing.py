@@ -12,9 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
+import orjson
+
 from token_id_capture.errors import InvalidEntryError
 from token_id_capture.server.engines.base import Ask, EngineAnswerError
 from token_id_capture.tokens import TokenIds
+
+JsonIds: TypeAlias = orjson.Fragment | list[int]
+"""Token ids as orjson writes them: a fragment is their JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Rendered:
 class ContinuesPrompts(Protocol):
     """An engine whose chat takes the ids of its prompt, and keeps parsing the answer."""
 
-    def prompt_fields(self, ids: TokenIds) -> dict[str, Any]:
+    def prompt_fields(self, ids: JsonIds) -> dict[str, Any]:
         """The top-level fields by which a chat's prompt is these ids."""
         ...
 
@@ -62,7 +67,7 @@ class ContinuesPrompts(Protocol):
 class ContinuesPrefixes(Protocol):
     """An engine whose chat takes the ids that its prompt has to begin with."""
 
-    def prefix_fields(self, known: TokenIds) -> dict[str, Any]:
+    def prefix_fields(self, known: JsonIds) -> dict[str, Any]:
         """The top-level fields by which a chat's prompt begins with these ids."""
         ...
 
@@ -107,10 +112,10 @@ def ids_in(answer: Any, path: str) -> TokenIds:
         EngineAnswerError: there are none.
     """
     tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
-    if not isinstance(tokens, list) or not tokens:
+    if not isinstance(tokens, list | TokenIds) or not tokens:
         raise EngineAnswerError(f"POST {path} answered without token ids")
     try:
-        return TokenIds(tokens)
+        return TokenIds.of(tokens)
     except InvalidEntryError as error:
         raise EngineAnswerError(f"POST {path} answered with {error}") from error
 

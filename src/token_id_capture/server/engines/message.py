@@ -22,9 +22,8 @@ from token_id_capture.server.engines.base import (
     choices_of,
     unwrapped,
 )
-from token_id_capture.server.engines.continuing import deciding_field
+from token_id_capture.server.engines.continuing import JsonIds, deciding_field
 from token_id_capture.server.text.json_splice import Hidden
-from token_id_capture.tokens import TokenIds
 
 _CARRIERS: Final = ("message", "delta")
 
@@ -42,9 +41,9 @@ class MessageEngine:
         """Nothing."""
         return {}
 
-    def prefix_fields(self, known: TokenIds) -> dict[str, Any]:
+    def prefix_fields(self, known: JsonIds) -> dict[str, Any]:
         """The field of NeMo-RL's and NeMo Gym's servers, which put their rendering of what follows behind it."""
-        return {"required_prefix_token_ids": known.tolist()}
+        return {"required_prefix_token_ids": known}
 
     def prompt_field_of(self, body: Mapping[str, Any]) -> str | None:
         """A client may supply its own prefix."""

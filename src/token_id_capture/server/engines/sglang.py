@@ -30,6 +30,7 @@ from token_id_capture.server.engines.base import (
     unwrapped,
 )
 from token_id_capture.server.engines.continuing import (
+    JsonIds,
     Rendered,
     deciding_field,
     ids_in,
@@ -90,9 +91,9 @@ class SglangEngine:
             rules += [Hidden.at(f"sglext.{name}", cut=True) for asked, name in named if not body.get(asked)]
         return tuple(rules)
 
-    def prompt_fields(self, ids: TokenIds) -> dict[str, Any]:
+    def prompt_fields(self, ids: JsonIds) -> dict[str, Any]:
         """SGLang reads the messages for its parsers and these ids for the model."""
-        return {"input_ids": ids.tolist()}
+        return {"input_ids": ids}
 
     def prompt_field_of(self, body: Mapping[str, Any]) -> str | None:
         """A client may bring ids of its own."""

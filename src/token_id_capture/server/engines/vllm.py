@@ -33,6 +33,7 @@ from token_id_capture.server.engines.base import (
     unwrapped,
 )
 from token_id_capture.server.engines.continuing import (
+    JsonIds,
     Rendered,
     deciding_field,
     ids_in,
@@ -102,9 +103,9 @@ class VllmEngine:
             paths += (f"choices.*.{part}.{name}" for part in ("message", "delta") for name in _REASONING)
         return tuple(map(Hidden.at, paths))
 
-    def prompt_fields(self, ids: TokenIds) -> dict[str, Any]:
+    def prompt_fields(self, ids: JsonIds) -> dict[str, Any]:
         """vLLM 0.27 and later: a chat that a prefill server has rendered already. Parsing stays as ever."""
-        return {"kv_transfer_params": {"prompt_token_ids": ids.tolist()}}
+        return {"kv_transfer_params": {"prompt_token_ids": ids}}
 
     def prompt_field_of(self, body: Mapping[str, Any]) -> str | None:
         """The client may speak to a connector of its own by the same field."""

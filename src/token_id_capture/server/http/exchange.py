@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -77,8 +77,11 @@ def is_refusal(status: int) -> bool:
     return not 200 <= status < 300 and (status < 500 or status in (503, 529))
 
 
-def asker(exchanges: Exchanges, scope: Scope) -> Ask:
-    """Asks the engine's other endpoints with the headers of the client's request ``scope``."""
+def asker(exchanges: Exchanges, scope: Scope, read: Callable[[bytes], Any] = orjson.loads) -> Ask:
+    """Asks the engine's other endpoints with the headers of the client's request ``scope``.
+
+    ``read`` parses an answer, and raises ``ValueError`` where it is no JSON.
+    """
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
     headers.append((b"content-type", b"application/json"))
 
@@ -89,8 +92,8 @@ def asker(exchanges: Exchanges, scope: Scope) -> Ask:
             if response.status != 200:
                 raise EngineAnswerError(f"POST {path} answered HTTP {response.status}")
         try:
-            return orjson.loads(answer)
-        except orjson.JSONDecodeError as error:
+            return read(answer)
+        except ValueError as error:
             raise EngineAnswerError(f"POST {path} answered no JSON") from error
 
     return ask

@@ -40,6 +40,7 @@ from token_id_capture.tokens import LogProbs, TokenIds
 
 _PROMPT: Final = b'"prompt_token_ids":['
 _GENERATION: Final = b'"token_ids":['
+_TOKENS: Final = b'"tokens":['
 _LOG_PROBS: Final = b'"logprobs":{"content":[{'
 _BEFORE_ENTRIES: Final = len(b'{"content":')
 # Where the last one ends. In another field of an entry it would be too early, and found out.
@@ -48,7 +49,7 @@ _SPELLED_ID: Final = "token_id:"
 _FIRST_ENTRY: Final = 4096
 _SECRET: Final = secrets.token_hex(16)
 # What no engine can have written, and stands in the place of an array that was cut out.
-_MARKS: Final = {name: f"{name}-{_SECRET}" for name in ("prompt_token_ids", "token_ids", "logprobs")}
+_MARKS: Final = {name: f"{name}-{_SECRET}" for name in ("prompt_token_ids", "token_ids", "logprobs", "tokens")}
 _QUOTED_MARKS: Final = {name: f'"{mark}"'.encode() for name, mark in _MARKS.items()}
 
 
@@ -165,6 +166,23 @@ class BodyReader:
         _put_back(parsed, {cut.name: cut.value for cut in cuts})
         known.remember(self._rollout_id, prompt, ids)
         return ResponseBody(text, parsed, rest, cuts)
+
+
+def read_tokens(text: bytes, known: KnownTexts, rollout_id: str) -> tuple[Any, bytes]:
+    """A tokenizer endpoint's answer, whose ``tokens`` may come out packed, and the text of that array.
+
+    The text is empty where the answer was parsed as a whole.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    with contextlib.suppress(ValueError):
+        start, end = _array(text, _TOKENS, 0)
+        parsed = orjson.loads(text[:start] + _QUOTED_MARKS["tokens"] + text[end:])
+        if isinstance(parsed, dict) and parsed.get("tokens") == _MARKS["tokens"]:
+            parsed["tokens"] = known.read(rollout_id, text[start:end])
+            return parsed, text[start:end]
+    return orjson.loads(text), b""
 
 
 def _array(text: bytes, key: bytes, position: int) -> tuple[int, int]:

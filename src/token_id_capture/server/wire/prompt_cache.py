@@ -1,9 +1,10 @@
-"""The prompts that rollouts sent last, as JSON text and as ids, so that no prompt is parsed twice."""
+"""The prompts that rollouts sent last, as JSON text and as ids, so that no prompt is parsed or written twice."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 import orjson
@@ -26,10 +27,33 @@ class _Known:
     def size(self) -> int:
         return len(self.text) + self.ids.itemsize * len(self.ids) + _OVERHEAD
 
-    def continued_by(self, text: bytes) -> bool:
+    def shared_with(self, text: bytes) -> int:
+        """How much of both texts is the same and ends with a whole number; 0 if nothing is."""
         # What follows must end the last number: 12 does not continue 1.
         end = len(self.text)
-        return text.startswith(self.text) and text[end : end + 1] in (b",", b"]")
+        if text.startswith(self.text) and text[end : end + 1] in (b",", b"]"):
+            return end
+        return max(0, self.text.rfind(b",", 0, _common_length(self.text, text)))
+
+    def ids_before(self, end: int) -> TokenIds:
+        """The ids in so much of the text, which ends with a whole number."""
+        if end == len(self.text):
+            return self.ids
+        if end > len(self.text) // 2:
+            return self.ids[: len(self.ids) - self.text.count(b",", end)]
+        return self.ids[: self.text.count(b",", 0, end) + 1 if end else 0]
+
+
+def _common_length(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with. Halving compares whole runs, which is faster than byte by byte."""
+    low, high = 0, min(len(one), len(other)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if other.startswith(one[low:middle], low):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 class KnownTexts:
@@ -53,17 +77,26 @@ class KnownTexts:
         """
         if b"e" in text:
             raise ValueError("true and false are not ids, though Python treats them as integers")
-        matching = [known for known in self._rollouts.get(rollout_id, ()) if known.continued_by(text)]
-        if not matching:
+        shared = [(known.shared_with(text), known) for known in self._rollouts.get(rollout_id, ())]
+        end, known = max(shared, key=itemgetter(0), default=(0, None))
+        if known is None or not end:
             return TokenIds(orjson.loads(text))
-        known = max(matching, key=lambda candidate: len(candidate.text))
-        tail = text[len(known.text) :]
+        tail = text[end:]
         if tail == b"]":
-            return known.ids
+            return known.ids_before(end)
         added = orjson.loads(b"[" + tail[1:])
         if not added:
             raise ValueError("a comma before the closing bracket")
-        return TokenIds.joined(known.ids, TokenIds(added))
+        return TokenIds.joined(known.ids_before(end), TokenIds(added))
+
+    def write(self, rollout_id: str, ids: TokenIds) -> bytes:
+        """Ids as a JSON array; of those with which a known array begins its text is taken."""
+        begun = [known for known in self._rollouts.get(rollout_id, ()) if ids.startswith(known.ids)]
+        if not begun:
+            return orjson.dumps(ids.tolist())
+        known = max(begun, key=lambda candidate: len(candidate.ids))
+        added = orjson.dumps(ids[len(known.ids) :].tolist())
+        return known.text + (b"]" if added == b"[]" else b"," + added[1:])
 
     def remember(self, rollout_id: str, text: bytes, ids: TokenIds) -> None:
         """Keep an array that ``read`` took, in place of those that it continues."""
@@ -81,7 +114,7 @@ class KnownTexts:
         ids.buffer()  # joined now, or calls that nobody stores would keep each other's parts
 
     def _replaced(self, known: _Known, text: bytes) -> bool:
-        if known.continued_by(text):
+        if known.shared_with(text) == len(known.text):
             self.held -= known.size
             return True
         return False
