@@ -31,7 +31,6 @@ from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.translation.answers import answer_memory
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
 from token_id_capture.server.translation.layer import DialectTranslation
-from token_id_capture.server.wire.prompt_cache import KnownTexts
 
 _logger = logging.getLogger(__name__)
 
@@ -68,8 +67,7 @@ def create_app(
     )
     metrics = GatewayMetrics()
     named = engine if isinstance(engine, str) else type(engine).__name__
-    texts = KnownTexts()
-    continuer = continuer_for(adapter, settings.continuity, sink, connections, metrics, name=named, texts=texts)
+    continuer = continuer_for(adapter, settings.continuity, sink, connections, metrics, name=named)
     weights = WeightVersions(sink)
     budget = BodyBudget(settings.body_bytes_in_flight)
     gateway = Gateway(
@@ -81,7 +79,6 @@ def create_app(
         count_refusal=metrics.count_refusal,
         count_untagged=None if sink is None else metrics.untagged.inc,
         weights=weights,
-        texts=texts,
     )
     probe, answers = InlineSystemProbe(connections), answer_memory(sink)
     translated = DialectTranslation(

@@ -39,9 +39,9 @@ class Gateway:
     """The ASGI application behind ``TokenCaptureMiddleware``.
 
     ``budget`` bounds the request bodies that are held, ``continuer`` decides on the prompts of chats.
-    ``weights`` knows what a trainer stamps, ``texts`` the prompts of earlier calls. ``count_refusal`` is called
-    with the error code of each request that is refused for its body, ``count_untagged`` for each call that could
-    generate and is of no captured rollout; without it nobody means to capture, and nothing is said.
+    ``weights`` knows what a trainer stamps. ``count_refusal`` is called with the error code of each
+    request that is refused for its body, ``count_untagged`` for each call that could generate and is of no
+    captured rollout; without it nobody means to capture, and nothing is said.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Gateway:
         count_refusal: Callable[[str], None] = lambda code: None,
         count_untagged: Callable[[], None] | None = None,
         weights: WeightVersions | None = None,
-        texts: KnownTexts | None = None,
     ) -> None:
         self._weights = weights or WeightVersions(None)
         self._count_untagged = count_untagged
@@ -66,7 +65,7 @@ class Gateway:
         self._continuer = continuer
         self._count_refusal = count_refusal
         self._budget = budget or BodyBudget(self._settings.body_bytes_in_flight)
-        self._known = texts or KnownTexts()
+        self._known = KnownTexts() if continuer is None else continuer.prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if wants_websocket(scope):

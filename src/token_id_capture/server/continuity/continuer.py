@@ -76,10 +76,8 @@ def continuer_for(
     metrics: GatewayMetrics,
     *,
     name: str,
-    texts: KnownTexts,
 ) -> Continuer | None:
     """The layer for this engine and sink; None with the policy ``off``. ``name`` is what the engine is called.
-    ``texts`` are the prompts that the gateway read.
 
     Raises:
         ConfigurationError: the engine or the sink cannot do it.
@@ -92,7 +90,7 @@ def continuer_for(
             f"--continuity cannot be used with {type(sink).__name__}, which does not find the calls that a request "
             "continues: record in a TokenCaptureStore"
         )
-    return Continuer(adapter, policy, sink, exchanges, metrics, texts)
+    return Continuer(adapter, policy, sink, exchanges, metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,8 @@ class _Answers:
 
 
 class Continuer:
-    """Decides on the prompts of one gateway's calls; see ``continuer_for``."""
+    """Decides on the prompts of one gateway's calls; see ``continuer_for``. The gateway keeps in ``prompts`` what
+    engines read."""
 
     def __init__(
         self,
@@ -145,14 +144,13 @@ class Continuer:
         memory: RemembersHistories,
         exchanges: Exchanges,
         metrics: GatewayMetrics,
-        texts: KnownTexts,
     ) -> None:
         self._engine = engine
         self._policy = policy
         self._memory = memory
         self._exchanges = exchanges
         self._metrics = metrics
-        self._prompts = texts
+        self.prompts = KnownTexts()
         self._renderings = KnownTexts()
         self._templates = TemplateMemory()
         self._ignored = False
@@ -252,7 +250,7 @@ class Continuer:
         return Plan(made, request.history, fields, prompt, whole=True, distrust=self._distrust)
 
     def _json(self, request: _Request, ids: TokenIds) -> orjson.Fragment:
-        return orjson.Fragment(self._prompts.write(request.answers.rollout_id, ids))
+        return orjson.Fragment(self.prompts.write(request.answers.rollout_id, ids))
 
     async def _reads_the_same(
         self, request: _Request, engine: ContinuesPrompts, prompt: TokenIds, whole: TokenIds
