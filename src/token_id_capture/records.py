@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -59,7 +60,13 @@ def validate_rollout_id(rollout_id: str) -> str:
 
 def is_rollout_id(value: object) -> bool:
     """Whether ``validate_rollout_id`` would return it."""
-    return isinstance(value, str) and len(value) <= ROLLOUT_ID_MAX_LENGTH and _ROLLOUT_ID.fullmatch(value) is not None
+    return isinstance(value, str) and len(value) <= ROLLOUT_ID_MAX_LENGTH and _is_id(value)
+
+
+@lru_cache(maxsize=1024)
+def _is_id(text: str) -> bool:
+    """Cached, as the id of a call's rollout is looked at five times on its way."""
+    return _ROLLOUT_ID.fullmatch(text) is not None
 
 
 def validate_agent(name: str) -> str:

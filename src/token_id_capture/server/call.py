@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,10 +69,8 @@ class CapturedCall:
         self._recorder = recorder
         self._plan: Plan | None = None
         self._bodies = BodyReader(known if reads_packed_arrays(engine) else None, recorder.context.rollout_id)
-        request = CapturedRequest.of(body.members, settings.log_probs_mode)
-        if weights is not None:
-            request = replace(request, stamped_version=weights.of_call(Headers(scope=client.scope)))
-        self._request = request
+        stamp = None if weights is None else weights.of_call(Headers(scope=client.scope))
+        self._request = CapturedRequest.of(body.members, settings.log_probs_mode, stamp)
         self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage
         self._view = client_view(engine.hidden(body.endpoint, body.asked), hide_usage=hide_usage)
@@ -82,6 +79,11 @@ class CapturedCall:
     def chat(self) -> Mapping[str, Any] | None:
         """The client's chat; None if it asked another endpoint."""
         return self._body.members if self._body.endpoint is Endpoint.CHAT else None
+
+    @property
+    def offers_tools(self) -> bool | None:
+        """Whether the model may call a tool; None where the endpoint knows no tools."""
+        return self._body.offers_tools
 
     def follow(self, plan: Plan, raw: bytes) -> None:
         """Send what was decided on the prompt of the client's request ``raw``."""

@@ -125,7 +125,6 @@ class Gateway:
     async def _captured_call(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call of a captured endpoint, begun; None if it was answered already."""
         session = session_headers(Headers(scope=client.scope), self._settings.session_headers)
-        recorder.context.origin = replace(recorder.context.origin, session_headers=session)
         try:
             call = self._prepared(client, raw, recorder)
         except Exception as error:
@@ -135,8 +134,17 @@ class Gateway:
         else:
             # The engine's own error is the answer. Should it be none, the call was not captured.
             unread = _Outcome(recorder, "a body that cannot be read here")
+        offers_tools = None if call is None else call.offers_tools
+        recorder.context.origin = replace(recorder.context.origin, session_headers=session, offers_tools=offers_tools)
         # Whatever the body is: what the gateway cannot read the engine may, and generate.
-        begun, plan = await asyncio.gather(self._begun(client, recorder), self._planned(client, call, recorder))
+        begin = self._begun(client, recorder)
+        plan: Plan | None = None
+        if self._continuer is not None and call is not None and call.chat is not None:
+            # What to send in place of the template's prompt, found while the intent is registered.
+            decide = self._continuer.plan(call.chat, recorder.context.rollout_id, client.scope)
+            begun, plan = await asyncio.gather(begin, decide)
+        else:
+            begun = await begin
         if not begun:
             return None
         if call is None:
@@ -144,12 +152,6 @@ class Gateway:
         elif plan is not None:
             call.follow(plan, raw)
         return call
-
-    async def _planned(self, client: Client, call: CapturedCall | None, recorder: CallRecorder) -> Plan | None:
-        """What to send in place of the template's prompt, found while the intent is registered."""
-        if self._continuer is None or call is None or call.chat is None:
-            return None
-        return await self._continuer.plan(call.chat, recorder.context.rollout_id, client.scope)
 
     def _prepared(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call as the engine is to be asked; None if the body cannot be read."""
@@ -161,7 +163,6 @@ class Gateway:
         if sent is None:
             return None
         recorder.context.model = body.model
-        recorder.context.origin = replace(recorder.context.origin, offers_tools=body.offers_tools)
         return CapturedCall(
             client,
             body,

@@ -102,7 +102,7 @@ def _read_tag(scope: Scope) -> _Tag | None:
             raise ValueError("the path names a rollout in one spelling and none in the other")
         return None
     prefix = _split(tail)
-    if not raw.startswith(prefix.text) or _split(raw) != prefix:
+    if raw != tail and (not raw.startswith(prefix.text) or _split(raw) != prefix):
         raise ValueError("the rollout part of the path must not be percent-encoded")
     start = root if mounted else ""
     rest, raw_rest = (text[len(prefix.text) :] or "/" for text in (tail, raw))

@@ -103,6 +103,7 @@ def worker_app() -> ASGIApp:
     # What is loaded stays; each time the collector walked it, the event loop would stop for tens of milliseconds.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
     return app
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -164,6 +164,7 @@ def _host_of(url: str) -> str:
         return "."
 
 
+@lru_cache(maxsize=256)
 def _is_address(host: str) -> bool:
     try:
         ip_address(host)
@@ -172,5 +173,6 @@ def _is_address(host: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=256)
 def _is_loopback(host: str) -> bool:
     return _is_address(host) and ip_address(host).is_loopback

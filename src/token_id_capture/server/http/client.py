@@ -51,6 +51,8 @@ class ValueCount:
     def __init__(self) -> None:
         self._containers = 0
         self._values = 0
+        self._size = 0
+        self._uncounted: list[bytes] = []
 
     def add(self, piece: bytes) -> None:
         """Count those of a piece.
@@ -58,8 +60,14 @@ class ValueCount:
         Raises:
             RefusedRequestError: they are too many.
         """
-        self._containers += piece.count(b"{") + piece.count(b"[")
-        self._values += piece.count(b",")
+        self._size += len(piece)
+        self._uncounted.append(piece)
+        if self._size <= self._MOST_CONTAINERS:
+            return  # so few bytes hold no more values
+        while self._uncounted:
+            piece = self._uncounted.pop()
+            self._containers += piece.count(b"{") + piece.count(b"[")
+            self._values += piece.count(b",")
         if self._containers > self._MOST_CONTAINERS or self._values > self._MOST_VALUES:
             message = "The request body has millions of objects, arrays or values."
             raise RefusedRequestError(413, "too_many_values", message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -44,6 +45,7 @@ _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being
 # closed would lose a call, and a generation cannot be sent again.
 _KEEPALIVE_SECONDS: Final = 4.0
+_NOT_PRINTABLE: Final = re.compile(rb"[^!-~]")
 _FULL: Final = "The call was not sent: the gateway cannot open another connection. Try again soon."
 
 
@@ -150,7 +152,6 @@ class Upstream:
                     target,
                     headers=headers,
                     data=BytesIO(body) if body else None,
-                    skip_auto_headers=_AUTOMATIC,
                     allow_redirects=False,
                 )
         except (aiohttp.ClientError, OSError) as error:
@@ -190,6 +191,7 @@ class Upstream:
                 else aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
+                skip_auto_headers=_AUTOMATIC,
                 auto_decompress=False,
                 max_line_size=65536,
                 max_field_size=65536,
@@ -238,8 +240,8 @@ def _target(scope: Scope) -> str:
     raw = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string", b"")
     target = raw + (b"?" + query if query else b"")
-    # What is no ASCII has no place in a request line; everything else stays as the client wrote it.
-    return "".join(chr(byte) if 0x20 < byte < 0x7F else f"%{byte:02X}" for byte in target)
+    # It has no place in a request line; everything else stays as the client wrote it.
+    return _NOT_PRINTABLE.sub(lambda found: b"%%%02X" % found[0][0], target).decode("ascii")
 
 
 def _text_headers(headers: RawHeaders) -> list[tuple[str, str]]:

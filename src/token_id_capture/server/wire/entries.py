@@ -102,15 +102,17 @@ class CapturedRequest:
     model: str
     sampling: dict[str, Any]
     log_probs_mode: str | None
-    stamped_version: Callable[[], str | None] = lambda: None
+    stamped_version: Callable[[], str | None] | None = None
     """The weight version that a trainer stamped, asked once the response has come."""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], log_probs_mode: str | None) -> CapturedRequest:
+    def of(
+        cls, body: Mapping[str, Any], log_probs_mode: str | None, stamp: Callable[[], str | None] | None = None
+    ) -> CapturedRequest:
         """Pick it from the body."""
         model = body.get("model")
         sampling = {name: value for name, value in body.items() if name in SAMPLING_FIELDS and value is not None}
-        return cls(model if isinstance(model, str) else "", sampling, log_probs_mode)
+        return cls(model if isinstance(model, str) else "", sampling, log_probs_mode, stamp)
 
 
 def entries_from(
@@ -144,7 +146,8 @@ def entries_from(
     for position, (choice, (prompt, ids, log_probs)) in enumerate(zip(response.choices, arrays, strict=True)):
         tokens = choice.tokens
         spans, version = tokens.weight_versions, tokens.weight_version
-        version = request.stamped_version() if version is None and not spans else version
+        if version is None and not spans and request.stamped_version is not None:
+            version = request.stamped_version()
         try:
             if id(prompt) not in prompts:
                 prompts[id(prompt)] = TokenIds.of(prompt)

@@ -112,18 +112,19 @@ class CallBody:
 
 def media_parts(body: Mapping[str, Any]) -> list[Any]:
     """The parts of a request's prompt that are not text, in order: those of its messages, and members of its own."""
-    messages = body.get("messages")
-    parts: list[Any] = []
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        parts += filter(_is_media, content if isinstance(content, list) else ())
-    prompt = body.get("prompt")
-    holders = (body, prompt if isinstance(prompt, Mapping) else {})
-    return [*parts, *({name: value} for one in holders for name, value in one.items() if name in _MEDIA and value)]
+    messages, prompt = body.get("messages"), body.get("prompt")
+    contents = [message.get("content") for message in _list(messages) if isinstance(message, dict)]
+    parts = [part for content in contents for part in _list(content) if _is_media(part)]
+    holders = (body, prompt) if isinstance(prompt, dict) else (body,)
+    return parts + [{name: one[name]} for one in holders for name in one if name in _MEDIA and one[name]]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _is_media(part: Any) -> bool:
-    if not isinstance(part, Mapping):
+    if not isinstance(part, dict):
         return False
     # vLLM takes parts without a type, whose one key says what they are.
     return any(_MEDIA_WORD.search(word) for word in (str(part.get("type")), *part))

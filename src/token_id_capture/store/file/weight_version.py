@@ -16,13 +16,14 @@ class WeightVersionFile:
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(f"{database.name}.weight-version")
+        self._name = str(self._path)  # a path's own stat takes three times as long
         self._seen: tuple[int, int] | None = None
         self._version: str | None = None
 
     def read(self) -> str | None:
         """The version that is stamped now; None if there is none."""
         try:
-            status = self._path.stat()
+            status = os.stat(self._name)
             # Each version is a file of its own, which replaces the one before.
             if (status.st_ino, status.st_mtime_ns) != self._seen:
                 self._version = self._path.read_text("utf-8")
