@@ -90,7 +90,6 @@ HEAVY = {
     "alembic": {"store"},
     "datasette": {"browse"},
     "fsspec": {"outputs"},
-    "jinja2": {"report"},
     "nemo_gym": {"integrations"},
     "prometheus_client": {"server"},
     "psycopg": {"store"},

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from scale.contention import commands, compare, show
 from token_id_capture import explanation
-from token_id_capture.cli.output.evidence import stored_rollout
 from token_id_capture.lifecycle import State
 from token_id_capture.store import RolloutFilter
 from token_id_capture.store.file.read_only import read_only
@@ -76,7 +75,7 @@ def reads(path: Path, rollout_id: str) -> Iterator[tuple[str, Work]]:
     def explaining() -> int:
         with read_only(path) as connection:
             evidence = read_evidence(connection, rollout_id)
-        return len(explanation.explain(stored_rollout(evidence)).findings)
+        return len(explanation.explain(explanation.stored_rollout(evidence)).findings)
 
     for options, wanted in FILTERS.items():
         yield f"ls {options}, in process".replace(" ,", ","), listing(wanted)

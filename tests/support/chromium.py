@@ -29,6 +29,31 @@ def find_chromium() -> str:
     pytest.skip(missing)
 
 
+# Contrast of at least 4.5 to 1, as WCAG 2.2 asks for at level AA (success criterion 1.4.3).
+WEAK_TEXT = """() => {
+  const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (; element; element = element.parentElement) {
+      const colour = parse(getComputedStyle(element).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const weak = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !element.checkVisibility()) continue;
+    if (element.closest("svg, script")) continue;
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) weak.push(element.outerHTML.slice(0, 80));
+  }
+  return weak;
+}"""
+
+
 @asynccontextmanager
 async def running_chromium() -> AsyncIterator[Browser]:
     executable = find_chromium()

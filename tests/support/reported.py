@@ -47,7 +47,7 @@ class Rollout:
         self.calls += 1
         call_id = f"call-{self.calls:03}"
         if prompt is None:
-            prompt = TokenIds([*self.history, *tokens(1000 * self.calls, new)])
+            prompt = TokenIds.joined(TokenIds.of(self.history), TokenIds(tokens(1000 * self.calls, new)))
         generation = tokens(500_000 + 1000 * self.calls, sampled)
         await self.store.begin_call(self.rollout_id, call_id)
         if put:
@@ -65,7 +65,7 @@ class Rollout:
                 )
             )
         if goes_on:
-            self.history = TokenIds([*prompt, *generation])
+            self.history = TokenIds.joined(TokenIds.of(prompt), TokenIds(generation))
         return prompt
 
 

@@ -11,7 +11,7 @@ from token_id_capture.explanation.call_tree import CallTree, PlacedCall, Role, c
 from token_id_capture.explanation.causes import Suspicion, suspect
 from token_id_capture.explanation.divergences import Decode, ExplainedDivergence, explain_divergence
 from token_id_capture.explanation.explain import Explanation, Finding, explain
-from token_id_capture.explanation.stored import OpenCall, StoredRollout
+from token_id_capture.explanation.stored import OpenCall, StoredRollout, stored_rollout
 
 __all__ = [
     "CallTree",
@@ -30,5 +30,6 @@ __all__ = [
     "explain",
     "explain_divergence",
     "numbers",
+    "stored_rollout",
     "suspect",
 ]

@@ -1,6 +1,6 @@
-"""Pages to look at: one rollout, or all of a database. Plain data in, one self-contained HTML file out.
+"""Pages to look at: one rollout as a conversation, or all of a database. Plain data in, one HTML file out.
 
-A page loads nothing: styles and scripts stand in it, named by their hashes in its content security
-policy, and whatever comes from the database is escaped or packed. ``rollout_page`` and
-``overview_page`` decide what is shown, ``render`` turns it into HTML with the templates beside it.
+``reading`` reads, ``rollout``, ``overview`` and ``listing`` decide what is shown, ``model`` is the form of it, and
+``page`` puts it into a file that loads nothing. The live page of ``view`` gives the same data to the same scripts,
+which stand in ``assets``.
 """

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from token_id_capture.cli.options import DatabaseOption, JsonOption
-from token_id_capture.cli.output.evidence import rollout_argument, stored_evidence, stored_rollout
+from token_id_capture.cli.output.evidence import rollout_argument, stored_evidence
 from token_id_capture.cli.output.tokenizer import decoder
 
 
@@ -35,7 +35,7 @@ def explain(
     decode = None if tokenizer is None else decoder(tokenizer)
     # What the build logs is part of what is explained.
     logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
-    stored = stored_rollout(stored_evidence(database, rollout_argument(rollout)))
+    stored = explanation.stored_rollout(stored_evidence(database, rollout_argument(rollout)))
     explained = explanation.explain(stored, decode)
     if json:
         print_explanation_json(explained, decode)

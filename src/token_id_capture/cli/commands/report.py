@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +11,15 @@ import typer
 from token_id_capture.cli.options import DatabaseOption, fail
 from token_id_capture.cli.options import report as say
 from token_id_capture.cli.output.database import database_file
-from token_id_capture.cli.output.evidence import rollout_argument, stored_evidence, stored_rollout
-from token_id_capture.cli.output.tokenizer import decoder
+from token_id_capture.cli.output.evidence import RecordsOption, rollout_argument, told_in
+from token_id_capture.cli.output.tokenizer import vocabulary
 from token_id_capture.cli.output.units import show_bytes
 from token_id_capture.outputs.whole_files import whole_file
 
 if TYPE_CHECKING:
-    from token_id_capture.explanation import Decode
+    import sqlite3
 
-_KEPT_EVIDENCE = 100
+_LISTED = 1_000
 
 
 def report(
@@ -37,65 +36,56 @@ def report(
         Path | None,
         typer.Option("--tokenizer", metavar="PATH", help="The policy's tokenizer.json: show the text of tokens too."),
     ] = None,
+    records: RecordsOption = None,
 ) -> None:
     """Make a page of one rollout, or of all, to look at in a browser.
 
-    Of one rollout: why it is delivered or masked and what to do about it, its tokens coloured by loss mask and log
-    probability, the tree of its calls, a timeline, and all that is recorded. Of all: what was delivered and masked
-    over time, the reasons, and how many of the sampled tokens were delivered. The page is one file that loads
-    nothing, so it can be sent to others. Works on open, frozen, masked and retired rollouts, and changes nothing.
+    Of one rollout: the conversation, call by call with what each adds, its tokens coloured by loss and probability;
+    where a history diverges, both texts; the tree of calls on a timeline; why it is delivered or masked and what to do
+    about it. Of all: outcomes and causes over time, the yield of tokens, how long rollouts are, rewards. The page is
+    one file that loads nothing, so it can be sent to others. tokcap view shows the same, live. Works on open, frozen,
+    masked and retired rollouts, and changes nothing.
     """
+    from token_id_capture.store.file.read_only import read_only
+
     if every is (rollout is not None):
         fail("name one rollout, or say --all for all of them")
     # What a build logs is part of what the page shows.
     logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
-    html = _overview(database) if rollout is None else _rollout(database, rollout, tokenizer)
+    path = database_file(database)
+    with read_only(path) as connection:
+        if rollout is None:
+            html = _overview(connection, path.name, records)
+        else:
+            html = _rollout(connection, path.name, rollout_argument(rollout), tokenizer)
     with whole_file(output, may_replace=_is_report) as stream:
         stream.write(html.encode())
     say(f"wrote {output}, {show_bytes(output.stat().st_size)}")
 
 
-def _rollout(database: str, rollout_id: str, tokenizer: Path | None) -> str:
-    from token_id_capture.explanation import explain
-    from token_id_capture.report.render import render_rollout
-    from token_id_capture.report.rollout_page import rollout_page
+def _rollout(connection: sqlite3.Connection, database: str, rollout_id: str, tokenizer: Path | None) -> str:
+    from token_id_capture.report.model import PageData
+    from token_id_capture.report.page import render
+    from token_id_capture.report.reading import read_rollout
 
-    decode: Decode | None = None if tokenizer is None else decoder(tokenizer)
-    evidence = stored_evidence(database, rollout_argument(rollout_id))
-    explained = explain(stored_rollout(evidence), decode)
-    return render_rollout(rollout_page(evidence, explained, time.time(), decode))
+    data = read_rollout(connection, rollout_id, None if tokenizer is None else vocabulary(tokenizer))
+    return render(f"Rollout {data.id}: {data.badge}", PageData(database, rollout=data))
 
 
-def _overview(database: str) -> str:
-    from token_id_capture.report.charts import cut
-    from token_id_capture.report.overview_page import History, overview_page
-    from token_id_capture.report.render import render_overview
-    from token_id_capture.store.file.read_only import read_only
-    from token_id_capture.store.read import history
+def _overview(connection: sqlite3.Connection, database: str, records: Path | None) -> str:
+    from token_id_capture.report.model import PageData
+    from token_id_capture.report.page import render
+    from token_id_capture.report.reading import read_lines, read_overview
 
-    path = database_file(database)
-    with read_only(path) as connection:
-        span = history.outcome_span(connection)
-        slots = None if span is None else cut(*span)
-        kept = history.kept_evidence(connection, _KEPT_EVIDENCE + 1)
-        read = History(
-            database=path.name,
-            made_at=time.time(),
-            slots=slots,
-            outcomes=[] if slots is None else history.outcome_counts(connection, slots.start, slots.width),
-            states=history.state_counts(connection),
-            causes=history.cause_counts(connection),
-            flags=history.flag_counts(connection),
-            open_calls=history.open_calls(connection),
-            kept=kept[:_KEPT_EVIDENCE],
-            more_kept=len(kept) > _KEPT_EVIDENCE,
-        )
-    return render_overview(overview_page(read))
+    told = told_in(records)
+    overview = read_overview(connection, database, told)
+    rollouts = read_lines(connection, told, _LISTED)
+    return render(f"Captures of {database}", PageData(database, overview=overview, rollouts=rollouts))
 
 
 def _is_report(path: Path) -> bool:
     """Whether the file is a page of this command, so that nothing is lost if it is replaced."""
-    from token_id_capture.report.render import MARK
+    from token_id_capture.report.page import MARK
 
     with path.open("rb") as stream:
         return MARK.encode() in stream.read(256)

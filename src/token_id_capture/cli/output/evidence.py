@@ -1,16 +1,28 @@
-"""One rollout as it is stored, for ``tokcap show`` and ``tokcap explain``: read, never frozen."""
+"""What is known of rollouts: as it is stored, read and never frozen; and what finished records say."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from token_id_capture.cli.options import fail, local_time
+import typer
+
+from token_id_capture.cli.options import fail
 from token_id_capture.cli.output.database import database_file
-from token_id_capture.lifecycle import IntentOutcome
 
 if TYPE_CHECKING:
-    from token_id_capture.explanation import StoredRollout
+    from token_id_capture.report.records import Told
     from token_id_capture.store.read.evidence import Evidence
+
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--records",
+        metavar="PATH",
+        help="Finished records or training rows (JSON lines): show their rewards and groups.",
+    ),
+]
 
 
 def rollout_argument(rollout_id: str) -> str:
@@ -37,24 +49,28 @@ def stored_evidence(database: str, rollout_id: str) -> Evidence:
         return read_evidence(connection, rollout_id)
 
 
-def stored_rollout(evidence: Evidence) -> StoredRollout:
-    """The same, as the explanation takes it."""
-    from token_id_capture.explanation import OpenCall, StoredRollout
+def told_in(path: Path | None) -> dict[str, Told]:
+    """What the records in a file say of rollouts; ends the command if it cannot be read."""
+    from token_id_capture.report.records import told_by
 
-    return StoredRollout(
-        rollout_id=evidence.rollout_id,
-        state=evidence.state,
-        snapshot=evidence.snapshot,
-        flags=evidence.flags,
-        open_calls=[
-            OpenCall(
-                intent.model_call_id,
-                f"process {intent.writer_pid} on {intent.writer_host} at {local_time(intent.begun_at)}",
-            )
-            for intent in evidence.intents
-            if intent.outcome is None
-        ],
-        refused_calls=[intent.model_call_id for intent in evidence.intents if intent.outcome is IntentOutcome.REFUSED],
-        late_calls=[late.model_call_id for late in evidence.late_writes],
-        recorded=evidence.outcomes,
-    )
+    if path is None:
+        return {}
+    try:
+        return told_by(_objects(path))
+    except (OSError, ValueError) as error:
+        fail(f"cannot read records of {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    import orjson
+
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    raise ValueError(f"line {number} is not JSON ({error})") from error
+                if not isinstance(record, dict):
+                    raise ValueError(f"line {number} is not an object")
+                yield record

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from token_id_capture import reasons
@@ -38,6 +38,16 @@ _OUTCOMES = f"""
     SELECT version, outcome, reason, metrics, recorded_at FROM build_outcomes
     WHERE snapshot_id = :snapshot ORDER BY {OLDEST_FIRST}
 """
+# By name: a rollout that has a snapshot was not written since, so its entries are the same calls.
+_TIMES = "SELECT model_call_id, stored_at FROM entries WHERE rollout_id = :rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """When a call was begun, None if nobody recorded it, and when its record was committed."""
+
+    begun_at: float | None
+    stored_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Evidence:
     flags: tuple[Flag, ...] = ()
     intents: tuple[Intent, ...] = ()
     late_writes: tuple[LateWrite, ...] = ()
+    times: Mapping[str, CallTimes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,7 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
                 "flags": queries.flags(connection.execute, rollout_id),
                 "intents": queries.intents(connection.execute, rollout_id),
                 "late_writes": queries.late_writes(connection.execute, rollout_id),
+                "times": _times(connection, rollout_id),
             }
             if everything
             else {}
@@ -152,6 +164,11 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
         outcomes,
         **more,
     )
+
+
+def _times(connection: sqlite3.Connection, rollout_id: str) -> dict[str, CallTimes]:
+    rows = connection.execute(_TIMES, {"rollout": rollout_id}).fetchall()
+    return {call: CallTimes(None, stored_at) for call, stored_at in rows}
 
 
 def _missing(connection: sqlite3.Connection, rollout_id: str, snapshot: tuple[str, int] | None) -> tuple[Flag, ...]:

@@ -26,6 +26,22 @@ _CAUSES = f"""
     SELECT o.reason, j.key, sum(j.value) FROM build_outcomes AS o JOIN json_each(o.metrics, '$.causes') AS j
     WHERE {_IS_LATEST} AND o.{FORBIDS_TRAINING} GROUP BY 1, 2 ORDER BY 3 DESC, 2
 """
+_CAUSES_IN_TIME = f"""
+    SELECT CAST((o.recorded_at - :start) / :width AS INTEGER), j.key, sum(j.value)
+    FROM build_outcomes AS o JOIN json_each(o.metrics, '$.causes') AS j WHERE {_IS_LATEST} GROUP BY 1, 2
+"""
+_BUILDS = f"""
+    SELECT o.rollout_id, o.outcome, json_extract(o.metrics, '$.n_calls'),
+           json_extract(o.metrics, '$.generated_tokens_captured')
+    {_LATEST} ORDER BY o.outcome_id DESC LIMIT :limit
+"""
+# Of whole rollouts, since a part of one would look fresher than it is.
+_WEIGHTS = """
+    WITH latest AS (SELECT rollout_id, rowid AS place FROM rollouts ORDER BY rowid DESC LIMIT :rollouts)
+    SELECT latest.place, count(DISTINCT json_extract(e.extras, '$.weight_version'))
+    FROM latest JOIN entries AS e ON e.rollout_id = latest.rollout_id
+    WHERE json_extract(e.extras, '$.weight_version') IS NOT NULL GROUP BY 1
+"""
 _STATES = "SELECT state, count(*) FROM rollouts GROUP BY state"
 _FLAGS = """
     SELECT reason, count(*), count(DISTINCT rollout_id) FROM incomplete_flags GROUP BY reason ORDER BY 2 DESC, 1
@@ -73,6 +89,16 @@ class CauseCount:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltRollout:
+    """What the latest outcome of a rollout counted; None where it counted nothing."""
+
+    rollout_id: str
+    outcome: str
+    calls: int | None
+    generated_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class KeptEvidence:
     """A masked or failed rollout whose captures are in the file."""
 
@@ -97,6 +123,21 @@ def outcome_counts(connection: sqlite3.Connection, start: float, width: float) -
 def cause_counts(connection: sqlite3.Connection) -> list[CauseCount]:
     """How often sequences of masked rollouts began anew, by reason and cause, the most frequent first."""
     return [CauseCount(*row) for row in connection.execute(_CAUSES).fetchall()]
+
+
+def causes_in_time(connection: sqlite3.Connection, start: float, width: float) -> list[tuple[int, str, int]]:
+    """Slot, cause and number: how often sequences began anew, whatever the outcome."""
+    return connection.execute(_CAUSES_IN_TIME, {"start": start, "width": width}).fetchall()
+
+
+def built_rollouts(connection: sqlite3.Connection, limit: int) -> list[BuiltRollout]:
+    """The rollouts with the latest outcomes, the last first."""
+    return [BuiltRollout(*row) for row in connection.execute(_BUILDS, {"limit": limit}).fetchall()]
+
+
+def weight_versions(connection: sqlite3.Connection, rollouts: int) -> list[int]:
+    """How many versions of the weights answered each of the latest rollouts whose captures are in the file."""
+    return [count for _, count in connection.execute(_WEIGHTS, {"rollouts": rollouts}).fetchall()]
 
 
 def state_counts(connection: sqlite3.Connection) -> dict[str, int]:
