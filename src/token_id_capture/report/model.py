@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from token_id_capture.explanation import Role
 from token_id_capture.lifecycle import Flag, Intent, LateWrite, Outcome, Purpose, State
 from token_id_capture.report.alignment import Step
 from token_id_capture.report.segments import Part, Segment
+
+if TYPE_CHECKING:
+    from token_id_capture.store.read.history import KeptEvidence
 
 
 class Vocabulary(Protocol):
@@ -225,16 +228,6 @@ class ReasonBar:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRow:
-    """A masked or failed rollout that can still be looked into."""
-
-    id: str
-    outcome: str
-    reason: str
-    recorded_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class OverviewData:
     """All rollouts of a database together."""
 
@@ -243,7 +236,7 @@ class OverviewData:
     plots: tuple[Plot, ...]
     reasons: tuple[ReasonBar, ...]
     flags: tuple[ReasonBar, ...]
-    kept: tuple[KeptRow, ...]
+    kept: tuple[KeptEvidence, ...]
     more_kept: bool
     made_at: float
 

@@ -13,7 +13,6 @@ from token_id_capture.explanation.wording import counted
 from token_id_capture.lifecycle import Outcome, State
 from token_id_capture.report.charts import Slots, binned, doubling_bins, even_bins, short_number
 from token_id_capture.report.model import (
-    KeptRow,
     OverviewData,
     Plot,
     ReasonBar,
@@ -58,7 +57,7 @@ def overview_data(history: History) -> OverviewData:
         plots=tuple(_plots(history)),
         reasons=tuple(_reasons(history)),
         flags=tuple(_flags(history)),
-        kept=tuple(KeptRow(one.rollout_id, one.outcome, one.reason, one.recorded_at) for one in history.kept),
+        kept=tuple(history.kept),
         more_kept=history.more_kept,
         made_at=history.made_at,
     )

@@ -65,7 +65,7 @@ class Overview {
     return el("section", {}, el("h2", {}, "Kept evidence"),
       el("p", { class: "quiet" }, `The latest masked and failed rollouts whose captures can be looked into.${more}`),
       el("table", {}, el("thead", {}, el("tr", {}, ["rollout", "outcome", "reason", "when (UTC)"].map((name) => el("th", { scope: "col" }, name)))),
-        el("tbody", {}, data.kept.map((one) => el("tr", {}, el("td", {}, this.link(one.id)), el("td", {}, one.outcome), el("td", {}, words(one.reason || "–")), el("td", {}, when(one.recorded_at).slice(0, 19)))))));
+        el("tbody", {}, data.kept.map((one) => el("tr", {}, el("td", {}, this.link(one.rollout_id)), el("td", {}, one.outcome), el("td", {}, words(one.reason || "–")), el("td", {}, when(one.recorded_at).slice(0, 19)))))));
   }
 
   link(id) {
