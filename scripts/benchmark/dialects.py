@@ -19,7 +19,7 @@ from token_id_capture.server.dialects.stream import TranslatedStream
 from token_id_capture.server.dialects.translate import read_json, read_request, stream_writer
 
 _REQUEST_BYTES: Final = 50_000
-_TURNS: Final = 10
+_TURNS: Final = (10, 35)
 _REQUEST_SECONDS: Final = 0.2e-3
 _CHUNK_SECONDS: Final = 20e-6
 _CHUNKS: Final = 5_000
@@ -58,10 +58,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def measure() -> Iterator[Measured]:
     """The figures of each dialect."""
-    for dialect, body in _requests().items():
-        raw = orjson.dumps(body)
-        spent = _best(partial(_translate, Target(dialect, model="m"), raw))
-        yield Measured(f"{dialect}: a request of {len(raw):,} bytes", spent, _REQUEST_SECONDS)
+    for dialect in Dialect:
+        for calls in _TURNS:
+            raw = orjson.dumps(_requests(calls)[dialect])
+            spent = _best(partial(_translate, Target(dialect, model="m"), raw))
+            yield Measured(f"{dialect}: a request of {len(raw):,} bytes, {calls} calls", spent, _REQUEST_SECONDS)
         for kind in ("text", "arguments"):
             spent = _chunk_seconds(dialect, kind, _CHUNKS)
             yield Measured(f"{dialect}: a chunk of {kind}", spent, _CHUNK_SECONDS)
@@ -73,10 +74,10 @@ def _translate(target: Target, raw: bytes) -> bytes:
     return read_request(target, read_json(raw), TranslationOptions()).encoded()
 
 
-def _requests() -> dict[Dialect, dict[str, Any]]:
-    """A conversation of ten calls and their results in each dialect, of some 50 kB."""
-    result = "x" * (_REQUEST_BYTES // _TURNS - 350)
-    names = [f"call-{number}" for number in range(_TURNS)]
+def _requests(calls: int) -> dict[Dialect, dict[str, Any]]:
+    """A conversation of so many calls and their results in each dialect, of some 50 kB."""
+    result = "x" * (_REQUEST_BYTES // calls - 350)
+    names = [f"call-{number}" for number in range(calls)]
     arguments: dict[str, Any] = {"command": "cat notes.txt", "description": "Show notes", "timeout": 10000}
     user: dict[str, Any] = {"role": "user", "content": "Look."}
     messages, items, contents = [user], [user], [{"role": "user", "parts": [{"text": "Look."}]}]

@@ -31,9 +31,12 @@ def main(description: str) -> int:
         os.environ[_INSIDE] = "1"
         os.execvp("unshare", [*inside, sys.executable, *sys.argv])
     chosen = [harness for harness in HARNESSES if not options.only or harness.name in options.only]
+    chosen = [harness for harness in chosen if harness.compacts or not options.compaction]
     failed = 0
     for harness in chosen:
-        result = run(harness, cache, two_agents=options.two_agents, history=options.history)
+        result = run(
+            harness, cache, two_agents=options.two_agents, compaction=options.compaction, history=options.history
+        )
         failed += bool(result.problems)
         _report(result)
     return 1 if failed or not chosen else 0
@@ -47,6 +50,9 @@ def _options(description: str) -> argparse.Namespace:
     )
     made.add_argument("--only", action="append", choices=[harness.name for harness in HARNESSES], help="run this one")
     made.add_argument("--two-agents", action="store_true", help="a task for which two more agents are started at once")
+    made.add_argument(
+        "--compaction", action="store_true", help="compact the history in between: Claude Code and Codex alone"
+    )
     made.add_argument(
         "--history", choices=("exact", "full", "off"), help="of tokcap serve (full for OpenHands, else exact)"
     )

@@ -26,12 +26,16 @@ _AFTERWARDS: Final = (("@anthropic-ai/claude-code", "install.cjs"), ("opencode-a
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run happens: a base URL of its rollout, a home, and a workspace with ``notes.txt``."""
+    """Where a run happens: a base URL of its rollout, a home, and a workspace with ``notes.txt``.
+
+    ``compacts``: the program is to compact its history in between.
+    """
 
     base: str
     home: Path
     workspace: Path
     programs: Path
+    compacts: bool = False
 
     def node(self, name: str) -> str:
         return str(self.programs / "node_modules" / ".bin" / name)
@@ -44,13 +48,15 @@ class Place:
 class Harness:
     """``prepare`` writes the files that the program reads, and gives its command for a task.
 
-    ``history`` is the mode of ``tokcap serve`` that keeps its rollout one sequence.
+    ``history`` is the mode of ``tokcap serve`` that keeps its rollout one sequence. ``compacts``: it can be made to
+    compact its history, ends well, and goes on.
     """
 
     name: str
     prepare: Callable[[Place, str], list[str]]
     environment: Callable[[Place], dict[str, str]] = field(default=lambda place: {})
     history: str = "exact"
+    compacts: bool = False
 
 
 def install(folder: Path) -> None:
@@ -106,8 +112,10 @@ def _claude_environment(place: Place) -> dict[str, str]:
 def _codex(place: Place, task: str) -> list[str]:
     config = place.home / ".codex" / "config.toml"
     config.parent.mkdir()
+    # Codex compacts at a limit of its own, and gives up on the engine's. Its first prompt has 38,000 tokens here.
+    limit = "model_auto_compact_token_limit = 45000\n" if place.compacts else ""
     config.write_text(
-        f'model = "a-model"\nmodel_provider = "tokcap"\ncheck_for_update_on_startup = false\n'
+        f'{limit}model = "a-model"\nmodel_provider = "tokcap"\ncheck_for_update_on_startup = false\n'
         f'[analytics]\nenabled = false\n[model_providers.tokcap]\nname = "tokcap"\nbase_url = "{place.base}/v1"\n'
         'env_key = "MODEL_KEY"\nwire_api = "responses"\n'
     )
@@ -177,8 +185,8 @@ def _openhands(model: str, path: str = "") -> Callable[[Place, str], list[str]]:
 
 
 HARNESSES: Final = (
-    Harness("claude-code", _claude, _claude_environment),
-    Harness("codex", _codex, lambda place: {"MODEL_KEY": "key"}),
+    Harness("claude-code", _claude, _claude_environment, compacts=True),
+    Harness("codex", _codex, lambda place: {"MODEL_KEY": "key"}, compacts=True),
     Harness("opencode-chat", _opencode("@ai-sdk/openai-compatible"), _opencode_environment),
     Harness("opencode-responses", _opencode("@ai-sdk/openai"), _opencode_environment),
     Harness("opencode-messages", _opencode("@ai-sdk/anthropic"), _opencode_environment),

@@ -11,14 +11,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from harnessing.programs import Harness, Place, environment_of
-from harnessing.script import ANSWER, TWO_AGENTS, ScriptedPolicy
-from token_id_capture.consumer import trajectories_from_source
-from token_id_capture.lifecycle import MAIN_AGENT
+from harnessing.script import ANSWER, TWO_AGENTS, OneLongPrompt, ScriptedPolicy
+from token_id_capture.builder.attribution import ScoredAnswer
+from token_id_capture.builder.causes import Cause
+from token_id_capture.lifecycle import MAIN_AGENT, Sequences
+from token_id_capture.rebuild import build_snapshot
 from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.engine import PolicyEngine
@@ -41,47 +43,71 @@ class Result:
     output: str
 
 
-def run(harness: Harness, programs: Path, *, two_agents: bool = False, history: str | None = None) -> Result:
-    """Have a harness do a task, and compare what was captured with what the engine served."""
+def run(
+    harness: Harness, programs: Path, *, two_agents: bool = False, compaction: bool = False, history: str | None = None
+) -> Result:
+    """Have a harness do a task, and compare what was captured with what the engine served.
+
+    With ``compaction`` the engine finds one prompt too long, as soon as it holds two tool results.
+    """
     habits = Habits(reasoning=True, keeps_reasoning=True)
-    engine = PolicyEngine(ScriptedPolicy(), max_model_len=2**20, habits=habits)
+    limit = OneLongPrompt(most=1 if compaction else 0)
+    engine = PolicyEngine(ScriptedPolicy(at_length=compaction), max_model_len=2**20, habits=habits, on_call=limit)
     with tempfile.TemporaryDirectory() as folder, engine_in_thread(engine) as upstream:
         database = Path(folder) / "captures.db"
-        place = _place(Path(folder), programs)
+        place = _place(Path(folder), programs, compaction)
         with _gateway(upstream, database, history or harness.history) as address:
-            place = Place(f"{address}/ng-rollout/{_ROLLOUT}/training-token-capture", *_rest(place))
+            place = replace(place, base=f"{address}/ng-rollout/{_ROLLOUT}/training-token-capture")
             task = f"{TWO_AGENTS}: {_TASK}" if two_agents else _TASK
-            done = subprocess.run(
-                harness.prepare(place, task),
-                cwd=place.workspace,
-                env=environment_of(harness, place),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        entries, flags = asyncio.run(_captured(database))
-    output = done.stdout + done.stderr
-    problems = list(_problems(done.returncode, done.stdout, engine, entries, flags))
+            code, output = _ended(harness.prepare(place, task), place, environment_of(harness, place))
+        entries, flags = asyncio.run(_captured(database, compaction))
+    problems = list(_problems(code, output, engine, limit, entries, flags))
+    # A history that was compacted is a root of its own.
+    problems += _roots(entries, most=2 if compaction else 1)
     agents = Counter(entry.agent or MAIN_AGENT for entry in entries)
     return Result(harness.name, len(entries), dict(agents), problems, output)
 
 
+def _ended(command: list[str], place: Place, environment: dict[str, str]) -> tuple[int | None, str]:
+    """The exit code of a program, None if it had to be killed, and what it wrote."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as written:
+        process = subprocess.Popen(
+            command, cwd=place.workspace, env=environment, stdin=subprocess.DEVNULL, stdout=written, stderr=written
+        )
+        try:
+            code = process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        written.seek(0)
+        return code, written.read()
+
+
 def _problems(
-    code: int, output: str, engine: PolicyEngine, entries: tuple[TokenEntry, ...], flags: list[str]
+    code: int | None,
+    output: str,
+    engine: PolicyEngine,
+    limit: OneLongPrompt,
+    entries: tuple[TokenEntry, ...],
+    flags: list[str],
 ) -> Iterator[str]:
-    if code:
+    if code is None:
+        yield f"the harness had not ended after {_SECONDS} s"
+    elif code:
         yield f"the harness ended with exit code {code}"
     if ANSWER not in output:
         yield "the harness did not give the scripted answer"
     # The gateway itself asks for one token, to see what the template takes.
-    served = sum(call.body.get("max_tokens") != 1 for call in engine.calls)
+    served = sum(call.body.get("max_tokens") != 1 for call in engine.calls) - limit.refused
     if len(entries) != served:
         yield f"{served} calls reached the engine, and {len(entries)} were captured"
     yield from flags
+
+
+def _roots(entries: tuple[TokenEntry, ...], most: int) -> Iterator[str]:
     roots = Counter(entry.agent or MAIN_AGENT for entry in entries if _is_root(entry, entries) and entry.offers_tools)
-    yield from (f"agent {agent} has {count} roots" for agent, count in roots.items() if count > 1)
+    yield from (f"agent {agent} has {count} roots" for agent, count in roots.items() if count > most)
 
 
 def _is_root(entry: TokenEntry, entries: tuple[TokenEntry, ...]) -> bool:
@@ -91,30 +117,35 @@ def _is_root(entry: TokenEntry, entries: tuple[TokenEntry, ...]) -> bool:
     )
 
 
-async def _captured(database: Path) -> tuple[tuple[TokenEntry, ...], list[str]]:
+async def _captured(database: Path, compaction: bool) -> tuple[tuple[TokenEntry, ...], list[str]]:
     async with TokenCaptureStore(database) as store:
         entries = await store.read_entries(_ROLLOUT)
         if not entries:
             return (), ["no call was captured"]
         detail = await store.describe_rollout(_ROLLOUT)
         flags = [f"flag {flag.reason}: {flag.detail}" for flag in detail.flags]
-        built = await trajectories_from_source(_ROLLOUT, store)
-    if built["mask_sample"]:
-        flags += [f"the rollout is masked: {reason}" for reason in built["reasons"]]
+        snapshot = await store.freeze(_ROLLOUT)
+    # What a finished record says of the response whose reward it holds.
+    scored = ScoredAnswer(transcript=({"role": "user", "content": _TASK}, {"role": "assistant", "content": ANSWER}))
+    build = build_snapshot(snapshot, sequences=Sequences.ALL, scored=scored if compaction else None)
+    flags += [f"the rollout is masked: {reason}" for reason in build.reasons if not build.deliverable]
+    flags += [
+        f"the sequence of {one.agent} (cause {one.cause}) is masked: {reason}"
+        for one in build.sequences
+        for reason in one.reasons
+    ]
+    if compaction and not any(one.cause is Cause.COMPACTION for one in build.sequences):
+        flags.append("no sequence begins after a compaction")
     return entries, flags + [f"call {it.model_call_id} is open" for it in detail.intents if it.outcome is None]
 
 
-def _place(folder: Path, programs: Path) -> Place:
+def _place(folder: Path, programs: Path, compacts: bool) -> Place:
     home, workspace = folder / "home", folder / "workspace"
     home.mkdir()
     workspace.mkdir()
     (workspace / "notes.txt").write_text("alpha\n")
     subprocess.run(["git", "init", "-q"], cwd=workspace, check=True)
-    return Place("", home, workspace, programs)
-
-
-def _rest(place: Place) -> tuple[Path, Path, Path]:
-    return place.home, place.workspace, place.programs
+    return Place("", home, workspace, programs, compacts)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from token_id_capture.testing.engine import EngineCall, Failure
 from token_id_capture.testing.policy import Policy, SampledToken
 from token_id_capture.testing.template import (
     ARGUMENTS,
@@ -36,6 +37,8 @@ SUB_AGENT: Final = "SUB-AGENT"
 TWO_AGENTS: Final = "TWO-AGENTS"
 """In the task of a main agent that is to start two others."""
 
+SUMMARY: Final = "THE-SUMMARY: notes.txt says alpha."
+"""What the policy says when a harness asks it to summarise its history."""
 _SUBMIT: Final = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 # mini-swe-agent ends on a command that prints this, and never on words alone.
 
@@ -44,14 +47,40 @@ _STARTERS: Final = ("Agent", "Task", "task")
 
 
 class ScriptedPolicy(Policy):
-    """Says what the script says. Its log probabilities are made up, and none is a placeholder."""
+    """Says what the script says. Its log probabilities are made up, and none is a placeholder.
+
+    ``at_length``: its first command prints 19 kB more, which is reason to compact.
+    """
+
+    def __init__(self, *, at_length: bool = False) -> None:
+        super().__init__()
+        self._first = "cat notes.txt; seq 4000" if at_length else "cat notes.txt"
 
     def sample(self, prompt: Sequence[int], *, max_tokens: int, **unused: Any) -> Iterator[SampledToken]:
-        for token in _tokens(list(prompt))[:max_tokens]:
+        for token in _tokens(list(prompt), self._first)[:max_tokens]:
             yield SampledToken(token, -0.25)
 
 
-def _tokens(prompt: list[int]) -> list[int]:
+class OneLongPrompt:
+    """Refuses the first ``most`` prompts with two tool results, in vLLM's words, at which harnesses compact."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.refused = 0
+
+    async def __call__(self, call: EngineCall) -> Failure | None:
+        messages = call.body.get("messages", ())
+        if self.refused >= self._most or sum(message["role"] == "tool" for message in messages) < 2:
+            return None
+        self.refused += 1
+        return Failure(
+            400,
+            "This model's maximum context length is 20000 tokens. However, your prompt contains at least 20001 input "
+            "tokens. Please reduce the length of the input prompt.",
+        )
+
+
+def _tokens(prompt: list[int], first: str) -> list[int]:
     turns = _turns(prompt)
     tools = {
         tool["function"]["name"]: tool["function"] for turn in turns[:1] if turn[0] == TOOLS for tool in _json(turn)
@@ -59,10 +88,14 @@ def _tokens(prompt: list[int]) -> list[int]:
     thought = [*encode("What is next? "), END_OF_THOUGHT] if prompt[-1] == THINK else []
     results = sum(turn[0] == TOOL for turn in turns)
     said = " ".join(decode(turn[1:]) for turn in turns if turn[0] in (USER, SYSTEM))
-    return [*thought, *_step(tools, results, said), END_OF_TURN]
+    last = next((decode(turn[1:]) for turn in reversed(turns) if turn[0] == USER), "")
+    results += SUMMARY in said
+    return [*thought, *_step(tools, results, said, last, first), END_OF_TURN]
 
 
-def _step(tools: dict[str, Any], results: int, said: str) -> list[int]:
+def _step(tools: dict[str, Any], results: int, said: str, last: str, first: str) -> list[int]:
+    if SUMMARY not in last and "summar" in last.lower():
+        return encode(f"<summary>{SUMMARY}</summary>")
     shell = next((name for name in _SHELLS if name in tools), None)
     starter = next((name for name in _STARTERS if name in tools), None)
     if shell is None:
@@ -74,7 +107,7 @@ def _step(tools: dict[str, Any], results: int, said: str) -> list[int]:
         return [token for number in (1, 2) for token in _call(starter, _order(number, kind))]
     if results >= 2 and _SUBMIT not in said:
         return encode(ANSWER)
-    command = ("cat notes.txt", "wc -c notes.txt", f"echo {_SUBMIT}; echo '{ANSWER}'")[results]
+    command = (first, "wc -c notes.txt", f"echo {_SUBMIT}; echo '{ANSWER}'")[results]
     return [*encode("I will look.  \n\n" if not results else ""), *_call(shell, _arguments(tools[shell], command))]
 
 

@@ -207,6 +207,18 @@ def test_a_compaction_starts_a_segment() -> None:
     assert (first.segment, second.segment, second.cause) == (0, 1, "compaction")
 
 
+def test_a_compacted_prompt_that_ends_as_the_first_one_did_is_no_edited_history() -> None:
+    system, reminder = list(range(100, 160)), list(range(200, 260))
+    first = call("c1", [*system, 1, *reminder], [2, 3], created_at=1.0)
+    second = call("c2", [*first.prompt_token_ids, 2, 3, *range(300, 400)], [4, 5], created_at=2.0)
+    compacted = call("c3", [*system, 6, 7, *reminder], [8], created_at=3.0)
+    [_, last] = build([turn(one) for one in (first, second, compacted)], sequences=ALL).rows
+    assert last.cause == "compaction"
+    edited = call("c3", [*system, 6, 7, *reminder, 2, 3], [8], created_at=3.0)
+    [_, last] = build([turn(one) for one in (first, second, edited)], sequences=ALL).rows
+    assert last.cause == "edited_history"
+
+
 def test_a_scored_answer_without_tokens_masks_everything() -> None:
     empty = call("c4", [1, 2, 3], [], response_id="r4")
     for sequences in (MAIN, ALL):

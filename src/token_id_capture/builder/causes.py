@@ -134,7 +134,11 @@ def difference(call: LinkedCall, earlier: LinkedCall, position: int, longest_bef
     old = TokenIds.joined(earlier.prompt, earlier.generation)[position:]
     span = find_span(old, call.prompt[position:], answer_left)
     first = earlier.root_prompt_length
-    holds = position > first or (span is not None and earlier.length > max(first, position + span.removed))
+    holds = position > first
+    if span is not None and not holds:
+        # What follows the difference is alike for a while; only if that reaches an answer is one held.
+        alike = old[span.removed :].common_prefix_length(call.prompt[position + span.added :])
+        holds = alike > 0 and position + span.removed + alike > first
     return Difference(position, sampled_by, answer_left, holds, span, longest_before)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+Place: TypeAlias = "str | int | tuple[Place, ...]"
+"""Where something stands in a request, from the outside in. It becomes a path such as ``messages.3.content`` only in an
+error, since a request has thousands of places."""
 
 _SHOWN: Final = 60
 
@@ -10,71 +14,75 @@ _SHOWN: Final = 60
 class InvalidRequestError(ValueError):
     """The client's request cannot be translated; ``field`` is the path of what is wrong."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}" if field else problem)
-        self.field = field
+    def __init__(self, field: Place, problem: str) -> None:
+        self.field = _path(field)
+        super().__init__(f"{self.field}: {problem}" if field else problem)
 
 
-def read_text(value: Any, field: str) -> str:
+def read_text(value: Any, field: Place) -> str:
     """A string."""
     if not isinstance(value, str):
         raise _mismatch(value, field, "a string")
     return value
 
 
-def read_object(value: Any, field: str) -> dict[str, Any]:
+def read_object(value: Any, field: Place) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):
         raise _mismatch(value, field, "an object")
     return value
 
 
-def read_list(value: Any, field: str) -> list[Any]:
+def read_list(value: Any, field: Place) -> list[Any]:
     """A JSON array."""
     if not isinstance(value, list):
         raise _mismatch(value, field, "an array")
     return value
 
 
-def read_flag(value: Any, field: str) -> bool:
+def read_flag(value: Any, field: Place) -> bool:
     """A JSON boolean."""
     if not isinstance(value, bool):
         raise _mismatch(value, field, "a boolean")
     return value
 
 
-def read_number(value: Any, field: str) -> int | float:
+def read_number(value: Any, field: Place) -> int | float:
     """A JSON number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _mismatch(value, field, "a number")
     return value
 
 
-def read_count(value: Any, field: str) -> int:
+def read_count(value: Any, field: Place) -> int:
     """An integer of at least 1."""
     if type(value) is not int or value < 1:
         raise _mismatch(value, field, "an integer of at least 1")
     return value
 
 
-def read_integer(value: Any, field: str) -> int:
+def read_integer(value: Any, field: Place) -> int:
     """An integer."""
     if type(value) is not int:
         raise _mismatch(value, field, "an integer")
     return value
 
 
-def read_texts(value: Any, field: str) -> list[str]:
+def read_texts(value: Any, field: Place) -> list[str]:
     """A list of strings."""
-    return [read_text(item, f"{field}.{index}") for index, item in enumerate(read_list(value, field))]
+    return [read_text(item, (field, index)) for index, item in enumerate(read_list(value, field))]
 
 
-def unsupported(value: Any, field: str, known: str) -> InvalidRequestError:
+def unsupported(value: Any, field: Place, known: str) -> InvalidRequestError:
     """The error for a ``type`` or a name that the gateway cannot translate."""
     return InvalidRequestError(field, f"{_shown(value)} cannot be translated to a chat completion; {known}")
 
 
-def _mismatch(value: Any, field: str, wanted: str) -> InvalidRequestError:
+def _path(place: Place) -> str:
+    return ".".join(map(_path, place)) if isinstance(place, tuple) else str(place)
+
+
+def _mismatch(value: Any, field: Place, wanted: str) -> InvalidRequestError:
     return InvalidRequestError(field, f"must be {wanted}, not {_shown(value)}")
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from token_id_capture.server.dialects.chat import ChatRequest, ClientTool, Dialect, TranslationOptions, capped
 from token_id_capture.server.dialects.fields import (
     InvalidRequestError,
+    Place,
     read_count,
     read_flag,
     read_integer,
@@ -56,41 +57,47 @@ def read_gemini_request(
 def _read_tools(body: Mapping[str, Any], request: ChatRequest) -> None:
     functions: list[dict[str, Any]] = []
     for index, item in enumerate(read_list(body.get("tools") or [], "tools")):
-        tool = read_object(item, f"tools.{index}")
-        field = f"tools.{index}.functionDeclarations"
+        tool = read_object(item, ("tools", index))
+        field = ("tools", index, "functionDeclarations")
         for position, declared in enumerate(read_list(tool.get("functionDeclarations") or [], field)):
-            place = f"{field}.{position}"
+            place = (field, position)
             function = _function(read_object(declared, place), place)
             functions.append({"type": "function", "function": function})
             request.tools[function["name"]] = ClientTool(function["name"])
         request.left_out.extend(f"tool {name}" for name in tool if name != "functionDeclarations")
     if functions:
         request.body["tools"] = functions
-    config = read_object(body.get("toolConfig") or {}, "toolConfig")
-    field = "toolConfig.functionCallingConfig"
+    _read_calling(read_object(body.get("toolConfig") or {}, "toolConfig"), request)
+
+
+def _read_calling(config: dict[str, Any], request: ChatRequest) -> None:
+    field = ("toolConfig", "functionCallingConfig")
     calling = read_object(config.get("functionCallingConfig") or {}, field)
     if calling.get("mode") is None:
         return
-    mode = read_text(calling["mode"], f"{field}.mode")
+    mode = read_text(calling["mode"], (field, "mode"))
     if mode not in _MODES:
-        raise unsupported(mode, f"{field}.mode", f"modes are {', '.join(_MODES)}")
-    if not functions:
+        raise unsupported(mode, (field, "mode"), f"modes are {', '.join(_MODES)}")
+    if not request.tools:
         return
-    allowed = read_texts(calling.get("allowedFunctionNames") or [], f"{field}.allowedFunctionNames")
+    allowed = read_texts(calling.get("allowedFunctionNames") or [], (field, "allowedFunctionNames"))
+    for index, name in enumerate(allowed):
+        if name not in request.tools:
+            raise InvalidRequestError((field, "allowedFunctionNames", index), f"no function has the name {name!r}")
     if len(allowed) == 1 and mode == "ANY":
         request.body["tool_choice"] = {"type": "function", "function": {"name": allowed[0]}}
     else:
         request.body["tool_choice"] = _MODES[mode]
 
 
-def _function(declared: dict[str, Any], field: str) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": read_text(declared.get("name"), f"{field}.name")}
+def _function(declared: dict[str, Any], field: Place) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": read_text(declared.get("name"), (field, "name"))}
     if declared.get("description") is not None:
-        function["description"] = read_text(declared["description"], f"{field}.description")
+        function["description"] = read_text(declared["description"], (field, "description"))
     if declared.get("parametersJsonSchema") is not None:
-        function["parameters"] = read_object(declared["parametersJsonSchema"], f"{field}.parametersJsonSchema")
+        function["parameters"] = read_object(declared["parametersJsonSchema"], (field, "parametersJsonSchema"))
     else:
-        parameters = read_object(declared.get("parameters") or {}, f"{field}.parameters")
+        parameters = read_object(declared.get("parameters") or {}, (field, "parameters"))
         function["parameters"] = json_schema(parameters) if parameters else {"type": "object", "properties": {}}
     return function
 
@@ -110,39 +117,39 @@ def json_schema(schema: Any) -> Any:
 def _read_config(config: dict[str, Any], request: ChatRequest, options: TranslationOptions) -> None:
     chat = request.body
     if config.get("maxOutputTokens") is not None:
-        asked = read_count(config["maxOutputTokens"], f"{_CONFIG}.maxOutputTokens")
+        asked = read_count(config["maxOutputTokens"], (_CONFIG, "maxOutputTokens"))
         chat["max_tokens"] = capped(asked, options.max_tokens)
     for name, known in _NUMBERS.items():
         if config.get(name) is not None:
-            chat[known] = read_number(config[name], f"{_CONFIG}.{name}")
+            chat[known] = read_number(config[name], (_CONFIG, name))
     for name, known in _INTEGERS.items():
         if config.get(name) is not None:
             value = config[name]  # google-genai sends topK as 64.0
             whole = int(value) if isinstance(value, float) and value.is_integer() else value
-            chat[known] = read_integer(whole, f"{_CONFIG}.{name}")
-    if config.get("stopSequences") and (stops := read_texts(config["stopSequences"], f"{_CONFIG}.stopSequences")):
+            chat[known] = read_integer(whole, (_CONFIG, name))
+    if config.get("stopSequences") and (stops := read_texts(config["stopSequences"], (_CONFIG, "stopSequences"))):
         chat["stop"] = stops
-    if (count := config.get("candidateCount")) is not None and read_integer(count, f"{_CONFIG}.candidateCount") != 1:
-        raise InvalidRequestError(f"{_CONFIG}.candidateCount", "a response has one candidate")
-    _read_thinking(read_object(config.get("thinkingConfig") or {}, f"{_CONFIG}.thinkingConfig"), request)
+    if (count := config.get("candidateCount")) is not None and read_integer(count, (_CONFIG, "candidateCount")) != 1:
+        raise InvalidRequestError((_CONFIG, "candidateCount"), "a response has one candidate")
+    _read_thinking(read_object(config.get("thinkingConfig") or {}, (_CONFIG, "thinkingConfig")), request)
     _read_format(config, chat)
 
 
 def _read_thinking(thinking: dict[str, Any], request: ChatRequest) -> None:
-    field = f"{_CONFIG}.thinkingConfig"
+    field = (_CONFIG, "thinkingConfig")
     if thinking.get("includeThoughts") is not None:
-        request.shows_reasoning = read_flag(thinking["includeThoughts"], f"{field}.includeThoughts")
+        request.shows_reasoning = read_flag(thinking["includeThoughts"], (field, "includeThoughts"))
     budget = thinking.get("thinkingBudget")
-    if budget is not None and read_integer(budget, f"{field}.thinkingBudget") == 0:
+    if budget is not None and read_integer(budget, (field, "thinkingBudget")) == 0:
         request.body["chat_template_kwargs"] = {"enable_thinking": False}
 
 
 def _read_format(config: dict[str, Any], chat: dict[str, Any]) -> None:
     schema = config.get("responseJsonSchema")
     if schema is None and config.get("responseSchema") is not None:
-        schema = json_schema(read_object(config["responseSchema"], f"{_CONFIG}.responseSchema"))
+        schema = json_schema(read_object(config["responseSchema"], (_CONFIG, "responseSchema")))
     if schema is not None:
-        schema = read_object(schema, f"{_CONFIG}.responseJsonSchema")
+        schema = read_object(schema, (_CONFIG, "responseJsonSchema"))
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
     elif config.get("responseMimeType") == "application/json":
         chat["response_format"] = {"type": "json_object"}

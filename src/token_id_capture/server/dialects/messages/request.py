@@ -20,6 +20,7 @@ from token_id_capture.server.dialects.chat import (
 )
 from token_id_capture.server.dialects.fields import (
     InvalidRequestError,
+    Place,
     read_count,
     read_flag,
     read_integer,
@@ -78,22 +79,22 @@ class _Conversation:
         if not turns:
             raise InvalidRequestError("messages", "at least one message is required")
         for index, turn in enumerate(turns):
-            self._add(read_object(turn, f"messages.{index}"), f"messages.{index}")
+            self._add(read_object(turn, ("messages", index)), ("messages", index))
         return self._messages
 
-    def _add(self, turn: dict[str, Any], field: str) -> None:
+    def _add(self, turn: dict[str, Any], field: Place) -> None:
         role = turn.get("role")
         content = turn.get("content")
         if role == "user":
-            self._add_user(content, f"{field}.content")
+            self._add_user(content, (field, "content"))
         elif role == "assistant":
-            self._add_assistant(content, f"{field}.content")
+            self._add_assistant(content, (field, "content"))
         elif role == "system":
-            self._messages.append({"role": "system", "content": _system_text(content, f"{field}.content")})
+            self._messages.append({"role": "system", "content": _system_text(content, (field, "content"))})
         else:
-            raise unsupported(role, f"{field}.role", "roles are user, assistant and system")
+            raise unsupported(role, (field, "role"), "roles are user, assistant and system")
 
-    def _add_user(self, content: Any, field: str) -> None:
+    def _add_user(self, content: Any, field: Place) -> None:
         if isinstance(content, str):
             self._messages.append({"role": "user", "content": content})
             return
@@ -101,7 +102,7 @@ class _Conversation:
         images: list[dict[str, Any]] = []
         results = 0
         for index, block in enumerate(read_list(content, field)):
-            place = f"{field}.{index}"
+            place = (field, index)
             if isinstance(block, dict) and block.get("type") == "tool_result":
                 results += 1
                 self._add_result(block, place, images)
@@ -111,16 +112,16 @@ class _Conversation:
         if parts or not results:
             self._messages.append({"role": "user", "content": content_of(parts)})
 
-    def _add_result(self, block: dict[str, Any], field: str, images: list[dict[str, Any]]) -> None:
-        call_id = read_text(block.get("tool_use_id"), f"{field}.tool_use_id")
+    def _add_result(self, block: dict[str, Any], field: Place, images: list[dict[str, Any]]) -> None:
+        call_id = read_text(block.get("tool_use_id"), (field, "tool_use_id"))
         if call_id not in self._calls:
-            raise InvalidRequestError(f"{field}.tool_use_id", f"no earlier message calls a tool as {call_id!r}")
+            raise InvalidRequestError((field, "tool_use_id"), f"no earlier message calls a tool as {call_id!r}")
         content = block.get("content")
         text = content if isinstance(content, str) else ""
         if content is not None and not isinstance(content, str):
             texts: list[str] = []
-            for index, part in enumerate(read_list(content, f"{field}.content")):
-                place = f"{field}.content.{index}"
+            for index, part in enumerate(read_list(content, (field, "content"))):
+                place = (field, "content", index)
                 read = _user_part(read_object(part, place), place)
                 if read["type"] == "text":
                     texts.append(read["text"])
@@ -129,7 +130,7 @@ class _Conversation:
             text = "\n".join(texts)
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
-    def _add_assistant(self, content: Any, field: str) -> None:
+    def _add_assistant(self, content: Any, field: Place) -> None:
         if isinstance(content, str):
             self._messages.append({"role": "assistant", "content": content})
             return
@@ -137,18 +138,18 @@ class _Conversation:
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         for index, item in enumerate(read_list(content, field)):
-            place = f"{field}.{index}"
+            place = (field, index)
             block = read_object(item, place)
             kind = block.get("type")
             if kind == "text":
-                texts.append(read_text(block.get("text"), f"{place}.text"))
+                texts.append(read_text(block.get("text"), (place, "text")))
             elif kind == "tool_use":
                 calls.append(self._call(block, place))
             elif kind == "thinking":
                 thoughts.append(self._thought(block, place))
             elif kind != "redacted_thinking":
                 raise unsupported(
-                    kind, f"{place}.type", "an assistant message has blocks of text, thinking and tool_use"
+                    kind, (place, "type"), "an assistant message has blocks of text, thinking and tool_use"
                 )
         text = "".join(texts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
@@ -158,70 +159,71 @@ class _Conversation:
             message["tool_calls"] = calls
         self._messages.append(message)
 
-    def _call(self, block: dict[str, Any], field: str) -> dict[str, Any]:
-        call_id = read_text(block.get("id"), f"{field}.id")
-        name = read_text(block.get("name"), f"{field}.name")
-        arguments = arguments_text(read_object(block.get("input", {}), f"{field}.input"))
+    def _call(self, block: dict[str, Any], field: Place) -> dict[str, Any]:
+        call_id = read_text(block.get("id"), (field, "id"))
+        name = read_text(block.get("name"), (field, "name"))
+        arguments = arguments_text(read_object(block.get("input", {}), (field, "input")))
         self._calls.add(call_id)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    def _thought(self, block: dict[str, Any], field: str) -> str:
-        visible = read_text(block.get("thinking"), f"{field}.thinking")
+    def _thought(self, block: dict[str, Any], field: Place) -> str:
+        visible = read_text(block.get("thinking"), (field, "thinking"))
         sealed = opened(block.get("signature")) if self._opens_seals else None
         return visible if sealed is None else sealed
 
 
-def _system_text(system: Any, field: str) -> str:
+def _system_text(system: Any, field: Place) -> str:
     if isinstance(system, str):
         return system
     texts: list[str] = []
     for index, item in enumerate(read_list(system, field)):
-        block = read_object(item, f"{field}.{index}")
+        block = read_object(item, (field, index))
         if block.get("type") != "text":
-            raise unsupported(block.get("type"), f"{field}.{index}.type", "system blocks are text")
-        text = read_text(block.get("text"), f"{field}.{index}.text")
+            raise unsupported(block.get("type"), (field, index, "type"), "system blocks are text")
+        text = read_text(block.get("text"), (field, index, "text"))
         if not text.startswith(_ATTRIBUTION):
             texts.append(text)
     return "".join(texts)
 
 
-def _user_part(block: dict[str, Any], field: str) -> dict[str, Any]:
+def _user_part(block: dict[str, Any], field: Place) -> dict[str, Any]:
     kind = block.get("type")
     if kind == "text":
-        return text_part(read_text(block.get("text"), f"{field}.text"))
+        return text_part(read_text(block.get("text"), (field, "text")))
     source = block.get("source")
     if kind == "image":
-        return _image(read_object(source, f"{field}.source"), f"{field}.source")
+        return _image(read_object(source, (field, "source")), (field, "source"))
     if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return text_part(read_text(source.get("data"), f"{field}.source.data"))
-    raise unsupported(kind, f"{field}.type", _USER_BLOCKS)
+        return text_part(read_text(source.get("data"), (field, "source", "data")))
+    raise unsupported(kind, (field, "type"), _USER_BLOCKS)
 
 
-def _image(source: dict[str, Any], field: str) -> dict[str, Any]:
+def _image(source: dict[str, Any], field: Place) -> dict[str, Any]:
     kind = source.get("type")
     if kind == "url":
-        return image_part(read_text(source.get("url"), f"{field}.url"))
+        return image_part(read_text(source.get("url"), (field, "url")))
     if kind == "base64":
-        media = read_text(source.get("media_type"), f"{field}.media_type")
-        return image_part(f"data:{media};base64,{read_text(source.get('data'), f'{field}.data')}")
-    raise unsupported(kind, f"{field}.type", "images are of type base64 or url")
+        media = read_text(source.get("media_type"), (field, "media_type"))
+        content = read_text(source.get("data"), (field, "data"))
+        return image_part(f"data:{media};base64,{content}")
+    raise unsupported(kind, (field, "type"), "images are of type base64 or url")
 
 
 def _read_tools(body: Mapping[str, Any], request: ChatRequest) -> None:
     offered = read_list(body["tools"], "tools") if body.get("tools") is not None else []
     functions: list[dict[str, Any]] = []
     for index, item in enumerate(offered):
-        tool = read_object(item, f"tools.{index}")
+        tool = read_object(item, ("tools", index))
         if tool.get("type") not in (None, "custom"):
-            request.left_out.append(f"tool {read_text(tool['type'], f'tools.{index}.type')}")
+            request.left_out.append("tool " + read_text(tool["type"], ("tools", index, "type")))
             continue
-        name = read_text(tool.get("name"), f"tools.{index}.name")
+        name = read_text(tool.get("name"), ("tools", index, "name"))
         function: dict[str, Any] = {"name": name}
         if tool.get("description") is not None:
-            function["description"] = read_text(tool["description"], f"tools.{index}.description")
-        function["parameters"] = read_object(tool.get("input_schema"), f"tools.{index}.input_schema")
+            function["description"] = read_text(tool["description"], ("tools", index, "description"))
+        function["parameters"] = read_object(tool.get("input_schema"), ("tools", index, "input_schema"))
         if tool.get("strict") is not None:
-            function["strict"] = read_flag(tool["strict"], f"tools.{index}.strict")
+            function["strict"] = read_flag(tool["strict"], ("tools", index, "strict"))
         functions.append({"type": "function", "function": function})
         request.tools[name] = ClientTool(name)
     if offered and not functions:

@@ -7,7 +7,14 @@ from typing import Any, Final
 
 from token_id_capture.builder.content import CUSTOM_INPUT, function_name
 from token_id_capture.server.dialects.chat import ClientTool, History, arguments_text
-from token_id_capture.server.dialects.fields import InvalidRequestError, read_list, read_object, read_text, unsupported
+from token_id_capture.server.dialects.fields import (
+    InvalidRequestError,
+    Place,
+    read_list,
+    read_object,
+    read_text,
+    unsupported,
+)
 from token_id_capture.server.dialects.parts import content_of, image_part, text_part
 from token_id_capture.server.dialects.seal import opened
 
@@ -40,7 +47,7 @@ class Conversation:
             self._messages.append({"role": "user", "content": items})
         else:
             for index, item in enumerate(read_list(items, "input")):
-                self._add(read_object(item, f"input.{index}"), f"input.{index}")
+                self._add(read_object(item, ("input", index)), ("input", index))
             self._end_results()
         if not self._messages:
             raise InvalidRequestError("input", "at least one item is required")
@@ -49,27 +56,27 @@ class Conversation:
                 message["content"] = None if "tool_calls" in message else ""
         return self._messages
 
-    def _add(self, item: dict[str, Any], field: str) -> None:
+    def _add(self, item: dict[str, Any], field: Place) -> None:
         kind = item.get("type", "message")
         if kind == "message":
             self._add_message(item, field)
         elif kind == "reasoning":
             self._add_reasoning(item, field)
         elif kind == "function_call":
-            self._add_call(item, field, read_text(item.get("arguments"), f"{field}.arguments"))
+            self._add_call(item, field, read_text(item.get("arguments"), (field, "arguments")))
         elif kind == "custom_tool_call":
-            text = read_text(item.get("input"), f"{field}.input")
+            text = read_text(item.get("input"), (field, "input"))
             self._add_call(item, field, arguments_text({CUSTOM_INPUT: text}))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._add_output(item, field)
         elif kind == "item_reference":
-            raise InvalidRequestError(f"{field}.type", "the gateway keeps no earlier items; send the whole input")
+            raise InvalidRequestError((field, "type"), "the gateway keeps no earlier items; send the whole input")
         else:
-            raise unsupported(kind, f"{field}.type", _ITEMS)
+            raise unsupported(kind, (field, "type"), _ITEMS)
 
-    def _add_message(self, item: dict[str, Any], field: str) -> None:
+    def _add_message(self, item: dict[str, Any], field: Place) -> None:
         role = item.get("role")
-        parts = _parts(item.get("content"), f"{field}.content")
+        parts = _parts(item.get("content"), (field, "content"))
         if role == "assistant":
             message = self._generation()
             text = "".join(part["text"] for part in parts if part["type"] == "text")
@@ -81,7 +88,7 @@ class Conversation:
         elif role in ("system", "developer"):
             self._add_system("\n".join(part["text"] for part in parts if part["type"] == "text"))
         else:
-            raise unsupported(role, f"{field}.role", "roles are user, assistant, system and developer")
+            raise unsupported(role, (field, "role"), "roles are user, assistant, system and developer")
 
     def _add_system(self, text: str) -> None:
         """A run of them at the beginning is one message, since many templates take only one."""
@@ -90,7 +97,7 @@ class Conversation:
         else:
             self._messages.append({"role": "system", "content": text})
 
-    def _add_reasoning(self, item: dict[str, Any], field: str) -> None:
+    def _add_reasoning(self, item: dict[str, Any], field: Place) -> None:
         text = self._reasoning(item, field)
         message = self._generation()
         if message["content"] is not None or "tool_calls" in message:
@@ -99,30 +106,30 @@ class Conversation:
         if text:
             message["reasoning_content"] = message.get("reasoning_content", "") + text
 
-    def _reasoning(self, item: dict[str, Any], field: str) -> str:
+    def _reasoning(self, item: dict[str, Any], field: Place) -> str:
         sealed = opened(item.get("encrypted_content")) if self._opens_seals else None
         if sealed is not None:
             return sealed
         for name in ("content", "summary"):
-            parts = _parts(item[name], f"{field}.{name}") if item.get(name) is not None else []
+            parts = _parts(item[name], (field, name)) if item.get(name) is not None else []
             if text := "".join(part["text"] for part in parts if part["type"] == "text"):
                 return text
         return ""
 
-    def _add_call(self, item: dict[str, Any], field: str, arguments: str) -> None:
-        call_id = read_text(item.get("call_id"), f"{field}.call_id")
-        name = read_text(item.get("name"), f"{field}.name")
-        namespace = read_text(item["namespace"], f"{field}.namespace") if item.get("namespace") is not None else None
+    def _add_call(self, item: dict[str, Any], field: Place, arguments: str) -> None:
+        call_id = read_text(item.get("call_id"), (field, "call_id"))
+        name = read_text(item.get("name"), (field, "name"))
+        namespace = read_text(item["namespace"], (field, "namespace")) if item.get("namespace") is not None else None
         self._calls.add(call_id)
         function = {"name": function_name(name, namespace), "arguments": arguments}
         calls = self._generation().setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
 
-    def _add_output(self, item: dict[str, Any], field: str) -> None:
-        call_id = read_text(item.get("call_id"), f"{field}.call_id")
+    def _add_output(self, item: dict[str, Any], field: Place) -> None:
+        call_id = read_text(item.get("call_id"), (field, "call_id"))
         if call_id not in self._calls:
-            raise InvalidRequestError(f"{field}.call_id", f"no earlier item is a tool call with the id {call_id!r}")
-        parts = _parts(item.get("output"), f"{field}.output")
+            raise InvalidRequestError((field, "call_id"), f"no earlier item is a tool call with the id {call_id!r}")
+        parts = _parts(item.get("output"), (field, "output"))
         text = "\n".join(part["text"] for part in parts if part["type"] == "text")
         self._images.extend(part for part in parts if part["type"] != "text")
         self._assistant = None
@@ -144,20 +151,20 @@ class Conversation:
         return self._assistant
 
 
-def _parts(content: Any, field: str) -> list[dict[str, Any]]:
+def _parts(content: Any, field: Place) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [text_part(content)]
     parts: list[dict[str, Any]] = []
     for index, item in enumerate(read_list(content, field)):
-        place = f"{field}.{index}"
+        place = (field, index)
         part = read_object(item, place)
         kind = part.get("type")
         if isinstance(kind, str) and kind in _TEXTS:
-            parts.append(text_part(read_text(part.get("text"), f"{place}.text")))
+            parts.append(text_part(read_text(part.get("text"), (place, "text"))))
         elif kind == "refusal":
-            parts.append(text_part(read_text(part.get("refusal"), f"{place}.refusal")))
+            parts.append(text_part(read_text(part.get("refusal"), (place, "refusal"))))
         elif kind == "input_image":
-            parts.append(image_part(read_text(part.get("image_url"), f"{place}.image_url")))
+            parts.append(image_part(read_text(part.get("image_url"), (place, "image_url"))))
         else:
-            raise unsupported(kind, f"{place}.type", "parts are texts and images")
+            raise unsupported(kind, (place, "type"), "parts are texts and images")
     return parts

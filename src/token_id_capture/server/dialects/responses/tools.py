@@ -9,7 +9,14 @@ import orjson
 
 from token_id_capture.builder.content import CUSTOM_INPUT, function_name
 from token_id_capture.server.dialects.chat import ChatRequest, ClientTool
-from token_id_capture.server.dialects.fields import InvalidRequestError, read_flag, read_list, read_object, read_text
+from token_id_capture.server.dialects.fields import (
+    InvalidRequestError,
+    Place,
+    read_flag,
+    read_list,
+    read_object,
+    read_text,
+)
 
 # Tools that OpenAI's servers run themselves. Codex offers web_search in every request, so refusing is not an option.
 _HOSTED: Final = frozenset({"web_search", "web_search_preview", "image_generation", "file_search", "tool_search"}) | {
@@ -25,47 +32,47 @@ def read_tools(body: Mapping[str, Any], request: ChatRequest) -> list[dict[str, 
     offered = read_list(body["tools"], "tools") if body.get("tools") is not None else []
     functions: list[dict[str, Any]] = []
     for index, item in enumerate(offered):
-        tool = read_object(item, f"tools.{index}")
+        tool = read_object(item, ("tools", index))
         if tool.get("type") == "namespace":
-            namespace = read_text(tool.get("name"), f"tools.{index}.name")
-            field = f"tools.{index}.tools"
+            namespace = read_text(tool.get("name"), ("tools", index, "name"))
+            field = ("tools", index, "tools")
             for position, inner in enumerate(read_list(tool.get("tools"), field)):
-                place = f"{field}.{position}"
+                place = (field, position)
                 _read_tool(read_object(inner, place), place, namespace, request, functions)
         else:
-            _read_tool(tool, f"tools.{index}", None, request, functions)
+            _read_tool(tool, ("tools", index), None, request, functions)
     return functions
 
 
 def _read_tool(
-    tool: dict[str, Any], field: str, namespace: str | None, request: ChatRequest, functions: list[dict[str, Any]]
+    tool: dict[str, Any], field: Place, namespace: str | None, request: ChatRequest, functions: list[dict[str, Any]]
 ) -> None:
-    kind = read_text(tool.get("type"), f"{field}.type")
+    kind = read_text(tool.get("type"), (field, "type"))
     if kind in _HOSTED or kind.startswith(("web_search_", "computer_use_")):
         request.left_out.append(f"tool {kind}")
         return
     if kind not in ("function", "custom"):
-        raise InvalidRequestError(f"{field}.type", f"a tool of type {kind!r} cannot be offered in a chat completion")
-    name = read_text(tool.get("name"), f"{field}.name")
+        raise InvalidRequestError((field, "type"), f"a tool of type {kind!r} cannot be offered in a chat completion")
+    name = read_text(tool.get("name"), (field, "name"))
     described: dict[str, Any] = {"name": function_name(name, namespace)}
     request.tools[described["name"]] = ClientTool(name, namespace, custom=kind == "custom")
     if tool.get("description") is not None:
-        described["description"] = read_text(tool["description"], f"{field}.description")
+        described["description"] = read_text(tool["description"], (field, "description"))
     if kind == "custom":
         _describe_custom(tool, field, described)
     else:
         parameters = tool.get("parameters")
-        described["parameters"] = {} if parameters is None else read_object(parameters, f"{field}.parameters")
+        described["parameters"] = {} if parameters is None else read_object(parameters, (field, "parameters"))
         if tool.get("strict") is not None:
-            described["strict"] = read_flag(tool["strict"], f"{field}.strict")
+            described["strict"] = read_flag(tool["strict"], (field, "strict"))
     functions.append({"type": "function", "function": described})
 
 
-def _describe_custom(tool: dict[str, Any], field: str, described: dict[str, Any]) -> None:
+def _describe_custom(tool: dict[str, Any], field: Place, described: dict[str, Any]) -> None:
     """A custom tool takes a text, mostly in a grammar; chat functions take JSON, so the grammar is described."""
-    output = read_object(tool["format"], f"{field}.format") if tool.get("format") is not None else {}
+    output = read_object(tool["format"], (field, "format")) if tool.get("format") is not None else {}
     if output.get("definition") is not None:
-        grammar = read_text(output["definition"], f"{field}.format.definition")
+        grammar = read_text(output["definition"], (field, "format", "definition"))
         described["description"] = "\n\n".join(filter(None, (described.get("description"), grammar)))
     described["parameters"] = {
         "type": "object",
