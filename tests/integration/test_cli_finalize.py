@@ -329,15 +329,15 @@ def test_an_output_in_a_missing_directory_is_named(bench: Bench) -> None:
 def test_an_output_that_cannot_be_durable_is_refused(bench: Bench) -> None:
     bench.capture([0])
     bench.write(record(0))
-    assert "regular file" in one_line(bench.finalize("--output", os.devnull))
+    assert "regular file" in one_line(bench.finalize("--output", os.devnull, "--file-format", "jsonl"))
 
 
 def test_the_input_is_never_the_output(bench: Bench) -> None:
     bench.capture([0])
     bench.write(record(0))
     before = bench.rollouts.read_bytes()
-    (bench.directory / "link").symlink_to(bench.rollouts)
-    assert "is the input" in one_line(bench.finalize("--output", bench.directory / "link"))
+    (bench.directory / "link.jsonl").symlink_to(bench.rollouts)
+    assert "is the input" in one_line(bench.finalize("--output", bench.directory / "link.jsonl"))
     assert bench.rollouts.read_bytes() == before
 
 

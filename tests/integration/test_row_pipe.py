@@ -56,9 +56,9 @@ def test_rows_go_to_standard_output_and_captures_stay(
     [
         (["-o", "-", "--retire"], "--retire needs rows that are durable"),
         (["-o", "-", "--json"], "rows and --json cannot both go to standard output"),
-        (["-o", "memory://rows.jsonl", "--retire"], "is a URL, and rows are made durable one by one in a local file"),
-        (["-o", "rows.parquet"], "name a .jsonl file here"),
-        (["-o", "rows.jsonl.gz", "--retire"], "name a .jsonl file here"),
+        (["-o", "memory://rows.jsonl", "--retire"], "--retire needs rows that are durable one by one"),
+        (["-o", "rows.csv"], "--file-format is needed: the name rows.csv does not end in .jsonl"),
+        (["-o", "-", "--shard-rows", "2"], "standard output is one stream"),
     ],
 )
 def test_what_would_not_be_durable_or_not_be_rows_is_refused_before_anything_is_frozen(

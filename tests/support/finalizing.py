@@ -121,12 +121,15 @@ def running(bench: Bench, *options: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def feed_and_wait(bench: Bench, process: subprocess.Popen[bytes], tasks: Sequence[int]) -> None:
+def feed_and_wait(
+    bench: Bench, process: subprocess.Popen[bytes], tasks: Sequence[int], into: Path | None = None
+) -> None:
+    output = into or bench.output
     assert process.stdin is not None
     process.stdin.write(b"".join(as_line(record(task)) for task in tasks))
     process.stdin.flush()
     deadline = time.monotonic() + 30
-    while not bench.output.exists() or len(bench.output.read_bytes().splitlines()) < len(tasks):
+    while not output.exists() or len(output.read_bytes().splitlines()) < len(tasks):
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)

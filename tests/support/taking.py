@@ -7,19 +7,22 @@ import contextlib
 import random
 import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from urllib.parse import urlsplit
 
+from token_id_capture.cli.options import output_stream
 from token_id_capture.finalize.batch import Finalizer, Plan
+from token_id_capture.finalize.publication import RowsOutput
 from token_id_capture.finalize.row_format import RowFormat
 from token_id_capture.hand_off import HandOffClient
+from token_id_capture.outputs.destination import Destination
 
 
 def take(gateway: str, key: str, rollouts: str, output: str) -> None:
     """``tokcap finalize --gateway --retire``, as a program of ``child_server``; exit code 1 if work is left."""
 
     async def main() -> bool:
-        plan = Plan(output=Path(output), row_format=RowFormat.TRAJECTORY, retire=True)
+        to = RowsOutput(Destination(output), output_stream)
+        plan = Plan(output=to, row_format=RowFormat.TRAJECTORY, retire=True)
         client = HandOffClient(gateway, key, patience=10)
         with open(rollouts, "rb") as stream:  # noqa: ASYNC230  a short file
             totals = await Finalizer(plan, client, lambda done: None, print).run(stream)

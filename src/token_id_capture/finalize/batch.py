@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, Final
 
 from token_id_capture import reasons
@@ -23,9 +22,10 @@ from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, To
 from token_id_capture.finalize.carried import build_of_carried_tokens
 from token_id_capture.finalize.earlier_rows import settle
 from token_id_capture.finalize.line_reader import LineReader
+from token_id_capture.finalize.publication import RowsOutput, StoppedError
 from token_id_capture.finalize.row_file import RowFile
 from token_id_capture.finalize.row_format import MaskedRows, RowFormat
-from token_id_capture.finalize.row_pipe import STDOUT, RowPipe
+from token_id_capture.finalize.row_pipe import RowPipe
 from token_id_capture.finalize.rows import RolloutLine, read_line, read_row, record_rows, trajectory_rows
 from token_id_capture.finalize.source import RolloutSource
 from token_id_capture.finalize.totals import Totals
@@ -39,15 +39,22 @@ IN_FLIGHT: Final = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """What to write where. Of ``settings``, the configuration block, the limits of masked rows say when to stop."""
+    """What to write where. Of ``settings``, the configuration block, the limits of masked rows say when to stop.
 
-    output: Path
+    ``rollouts`` are those that are wanted, by default every one that has a record; ``opened_since`` in seconds since
+    the epoch. Without ``from_records`` the input only names them.
+    """
+
+    output: RowsOutput
     row_format: RowFormat = RowFormat.RECORD
     retire: bool = False
     id_field: str | None = None
     sequences: Sequences = Sequences.MAIN
     masked: MaskedRows = MaskedRows.KEEP
     models: tuple[str, ...] | None = None
+    rollouts: frozenset[str] = frozenset()
+    opened_since: float | None = None
+    from_records: bool = True
     settings: TokenIdCaptureSettings = field(default_factory=TokenIdCaptureSettings)
 
 
@@ -67,6 +74,12 @@ class _Made:
     @property
     def masked(self) -> bool:
         return self.build is not None and not self.build.deliverable
+
+    @property
+    def is_of_unknown_rollout(self) -> bool:
+        """Whether the row is masked since the database has nothing of the rollout."""
+        build = self.build
+        return build is not None and build.reason == reasons.NOTHING_RECORDED and build.is_of_unknown_rollout
 
     @property
     def handed_on(self) -> Build | None:
@@ -100,17 +113,21 @@ class Finalizer:
         logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
         async with self._source:
             read = partial(read_row, row_format=plan.row_format, id_field=plan.id_field)
-            with RowPipe() if plan.output == STDOUT else RowFile(plan.output, read) as self._rows:
-                if isinstance(self._rows, RowFile):
+            with plan.output.opened(read) as self._rows:
+                if isinstance(self._rows, RowFile) and plan.output.is_durable:
                     await settle(self._rows, self._source)
                 await self._run_batches(LineReader(stream, IN_FLIGHT))
+                if self._totals.stopped is None:
+                    self._look_for_records()
+                    self._totals.files = await self._publish()
         return self._totals
 
     async def _run_batches(self, lines: LineReader) -> None:
         self._stop_on_signals(lines)
         done = 0
         while self._totals.stopped is None and (batch := await lines.batch()):
-            await self._run_batch([line for number, raw in batch if (line := self._read(number, raw))])
+            read = [line for number, raw in batch if (line := self._read(number, raw))]
+            await self._run_batch([line for line in read if await self._is_meant(line)])
             done += sum(len(raw) for _, raw in batch)
             self._show(done)
 
@@ -119,7 +136,8 @@ class Finalizer:
 
         def stop(number: int) -> None:
             self._totals.signal = number
-            self._totals.stopped = "interrupted: run the same command again to continue"
+            self._totals.stopped = "interrupted: run the same command again"
+            self._totals.stopped += " to continue" if self._plan.output.is_durable else ""
             lines.stop()
             # A second signal does not wait for the rows in flight.
             loop.remove_signal_handler(number)
@@ -140,7 +158,44 @@ class Finalizer:
             self._totals.refused += 1
             self._report(f"line {number} is refused: {error}")
             return None
-        return line
+        return line if not self._plan.rollouts or line.rollout_id in self._plan.rollouts else None
+
+    async def _is_meant(self, line: RolloutLine) -> bool:
+        """Whether a record, or an id without one, is of a rollout that is wanted."""
+        plan = self._plan
+        if plan.opened_since is None and plan.from_records:
+            return True
+        try:
+            opened_at = (await self._source.describe_rollout(line.rollout_id)).summary.opened_at
+        except UnknownRolloutError:
+            if plan.from_records:
+                return True  # its row says so
+            self._totals.unknown += 1
+            self._report(
+                f"no rollout {line.rollout_id!r} is in this database, and no file of this name is here: check the id "
+                "and --database"
+            )
+            return False
+        if plan.opened_since is not None and opened_at < plan.opened_since:
+            self._totals.before += 1
+            return False
+        return True
+
+    def _look_for_records(self) -> None:
+        for rollout_id in sorted(self._plan.rollouts - self._line_of.keys()):
+            self._totals.without_record += 1
+            self._report(f"no record is of rollout {rollout_id!r}: check the id and the records")
+
+    async def _publish(self) -> list[str]:
+        """Make the output of the rows, if they are not in it already."""
+        rows, output = self._rows, self._plan.output
+        if not isinstance(rows, RowFile) or output.grows:
+            return []
+        stopped = lambda: self._totals.stopped is not None  # noqa: E731
+        try:
+            return await asyncio.to_thread(output.publish, rows, self._plan.row_format, stopped)
+        except StoppedError:
+            return []
 
     async def _run_batch(self, lines: list[RolloutLine]) -> None:
         made = await asyncio.gather(*map(self._prepare, lines))
@@ -158,6 +213,8 @@ class Finalizer:
                 break
         if isinstance(self._rows, RowPipe):
             await self._rows.drain()
+            return
+        if not self._plan.output.is_durable:
             return
         self._rows.sync()
         await asyncio.gather(*(self._hand_on(line, one) for line, one in ready))
@@ -194,6 +251,13 @@ class Finalizer:
 
     def _is_unavailable(self, line: RolloutLine, made: _Made) -> bool:
         """Whether the database, not the rollout, prevented the build; then this run ends."""
+        gone = made.is_of_unknown_rollout or (made.masked and isinstance(made.error, RolloutRetiredError))
+        if gone and self._plan.output.replaces:
+            self._totals.stopped = (
+                f"stopped at line {line.number}: rollout {line.rollout_id!r} is not in this database any more, and "
+                f"{self._plan.output.destination.output} may hold its only row: name another output, or remove that one"
+            )
+            return True
         if made.error is None or isinstance(made.error, CorruptCaptureError | RolloutRetiredError):
             return False
         self._totals.stopped = f"stopped at line {line.number}: {made.error}"
@@ -217,7 +281,7 @@ class Finalizer:
         if made.error is not None:
             self._totals.not_frozen += 1
             self._report(f"line {line.number}: its row is masked: {made.error}")
-        elif build.reason == reasons.NOTHING_RECORDED and build.is_of_unknown_rollout:
+        elif made.is_of_unknown_rollout:
             self._totals.unknown += 1
             self._report(
                 f"line {line.number}: no rollout {line.rollout_id!r} is in this database, so its row is masked: "

@@ -11,12 +11,15 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeAlias
 
 from token_id_capture.outputs.whole_files import UnusableOutputError, sync_directory
 
 if TYPE_CHECKING:
     from token_id_capture.finalize.rows import Delivered
+
+ReadRow: TypeAlias = "Callable[[bytes], tuple[str, Delivered]]"
+"""What a row of an earlier run says, or a ``ValueError`` if it is no such row."""
 
 _PIECE: Final = 2**20
 _NAMED_ROLLOUT: Final = re.compile(rb'"rollout_id": ?"([A-Za-z0-9][A-Za-z0-9._-]*)')
@@ -53,7 +56,7 @@ class RowFile:
     long it is in bytes without what is damaged.
     """
 
-    def __init__(self, path: Path, read_row: Callable[[bytes], tuple[str, Delivered]]) -> None:
+    def __init__(self, path: Path, read_row: ReadRow) -> None:
         """Open or create the file, and read what is in it.
 
         Raises:
@@ -182,7 +185,7 @@ class RowFile:
                 f"another process writes {self.path}: wait for it, or name another file"
             ) from error
 
-    def _scan(self, read_row: Callable[[bytes], tuple[str, Delivered]]) -> None:
+    def _scan(self, read_row: ReadRow) -> None:
         with open(self._descriptor, "rb", closefd=False) as lines:
             for number, raw in enumerate(lines, 1):
                 try:

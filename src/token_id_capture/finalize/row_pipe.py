@@ -7,12 +7,9 @@ import contextlib
 import os
 import sys
 import threading
-from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from token_id_capture.finalize.rows import Delivered
-
-STDOUT: Final = Path("-")
 
 
 class RowPipe:

@@ -24,6 +24,9 @@ class JsonLines:
     def finish(self) -> None:
         """Nothing is held back."""
 
+    def abandon(self) -> None:
+        """Nothing is held back."""
+
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, bytes) else value.tolist()

@@ -50,6 +50,10 @@ class Parquet:
         self._write_group()
         self._writer.close()
 
+    def abandon(self) -> None:
+        """Leave the file without its end, as nobody will read it."""
+        self._writer.is_open = False
+
     def _write_group(self) -> None:
         if self._rows:
             self._writer.write_table(self._tables.table(self._rows))

@@ -1,7 +1,8 @@
 """What type a field of JSON values has, found from the values themselves.
 
-Objects become structs, in which a key that a value lacks is null. Values that no single type fits become text,
-namely their JSON: of several types, objects without any key, text that is no Unicode, integers beyond 64 bits.
+Objects become structs, in which a key that a value lacks is null; an object without keys is null where none has a
+key. Values that no single type fits become text, namely their JSON: those of several types, text that is not
+Unicode, integers beyond 64 bits, and objects of very many keys.
 """
 
 from __future__ import annotations
@@ -84,17 +85,22 @@ class Shape:
         """Whether its values are written as JSON text."""
         if len(self._types) > 1:
             return self._types not in (_NUMBERS, _INTEGERS_ALONE)
-        return _Type.OTHER in self._types or (_Type.OBJECT in self._types and not self._fields)
+        return _Type.OTHER in self._types
 
     @property
-    def _holds_json(self) -> bool:
-        """Whether something of its values is written as JSON text."""
+    def _is_empty(self) -> bool:
+        """Whether its values are objects without any key, which no column can hold."""
+        return self._types == {_Type.OBJECT} and not self._fields
+
+    @property
+    def _differs(self) -> bool:
+        """Whether something of its values is written as anything but itself."""
         parts = [*self._fields.values(), *([self._items] if self._items else [])]
-        return self.is_json or any(part._holds_json for part in parts)
+        return self.is_json or self._is_empty or any(part._differs for part in parts)
 
     def arrow_type(self, arrow: Any) -> Any:
         """The type in Arrow, whose module is given; of nothing but nulls it is text."""
-        if self.is_json or not self._types:
+        if self.is_json or self._is_empty or not self._types:
             return arrow.string()
         if self._fields:
             return arrow.struct([(name, field.arrow_type(arrow)) for name, field in self._fields.items()])
@@ -108,10 +114,10 @@ class Shape:
 
     def written(self, values: list[Any]) -> list[Any]:
         """The values as the column of this type takes them."""
-        return [self._written(value) for value in values] if self._holds_json else values
+        return [self._written(value) for value in values] if self._differs else values
 
     def _written(self, value: Any) -> Any:
-        if value is None:
+        if value is None or self._is_empty:
             return None
         if self.is_json:
             return json.dumps(value, separators=(",", ":"))  # which knows infinity, large numbers and half surrogates

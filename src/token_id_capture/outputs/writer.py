@@ -55,6 +55,11 @@ class RowWriter:
             self._packed.close()
             self._file, self._rows = None, 0
 
+    def abandon(self) -> None:
+        """End after an error, in the middle of a file."""
+        if self._file is not None:
+            self._file.abandon()
+
     def _begin(self) -> JsonLines | Parquet:
         name = self._destination.name(len(self.names))
         stream = self._packed.enter_context(compressed(self._open_file(name), self._destination.compression))
@@ -76,8 +81,12 @@ def row_writer(destination: Destination, columns: Sequence[Column], stdout: Open
     """
     with _files(destination, stdout) as open_file:
         writer = RowWriter(destination, columns, open_file)
-        yield writer
-        writer.finish()
+        try:
+            yield writer
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
     if writer.names and destination.overwrite and destination.shard_rows is not None:
         # Shards of an earlier output that had more of them would be read along with the new ones.
         kept = {Path(name).name for name in writer.names}

@@ -6,6 +6,7 @@ command, running it again with the same arguments resumes where it stopped.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path
@@ -14,37 +15,63 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from token_id_capture.cli.options import (
+    EXIT_PARTIAL,
     DatabaseOption,
     JsonOption,
     ModelsOption,
+    OverwriteOption,
     SequencesOption,
+    ShardRowsOption,
+    destination_option,
     existing_store,
     fail,
     model_names,
+    output_stream,
     print_json,
     report,
     run,
 )
+from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import exit_code, stopping, summary
+from token_id_capture.cli.output.units import SinceOption, since_option
 from token_id_capture.finalize.row_format import MaskedRows, RowFormat
 from token_id_capture.lifecycle import Sequences
+from token_id_capture.outputs.destination import Destination, FileFormat
+from token_id_capture.outputs.whole_files import UnusableOutputError
 
 if TYPE_CHECKING:
     from token_id_capture.config import TokenIdCaptureSettings
+    from token_id_capture.finalize.publication import RowsOutput
     from token_id_capture.finalize.source import RolloutSource
     from token_id_capture.finalize.totals import Totals
 
-STDIN = STDOUT = Path("-")
+STDIN = Path("-")
 
+RolloutsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECORDS] [ROLLOUT]...",
+        help="The records of finished rollouts, one JSON object a line, or - for a pipe; and the rollouts to finalize, "
+        "by default each that has a record. Without records, the rollouts that are named.",
+    ),
+]
+RecordsOption = Annotated[
+    Path | None, typer.Option("--records", metavar="RECORDS", help="The records, if all arguments are rollouts.")
+]
 OutputOption = Annotated[
-    Path,
+    # Not a Path, which would take the slashes out of a URL.
+    str,
     typer.Option(
         "--output",
         "-o",
         metavar="PATH",
-        help="The file that rows are appended to; - is standard output.",
+        help="The file that rows are appended to: .jsonl; or the one that is written when all rows are there: "
+        ".jsonl.gz, .jsonl.zst, .parquet or a URL of fsspec, as in s3://bucket/rows.parquet. - is standard output.",
     ),
+]
+FileFormatOption = Annotated[
+    FileFormat | None, typer.Option("--file-format", help="By default what the name of the output ends in.")
 ]
 FormatOption = Annotated[
     RowFormat,
@@ -79,6 +106,16 @@ KeyFileOption = Annotated[
         help="A file with the key of the gateway's --hand-off-key-file.",
     ),
 ]
+RetireOption = Annotated[
+    bool, typer.Option("--retire", help="Delete the captures of each unmasked rollout once its row is durable.")
+]
+IdFieldOption = Annotated[
+    str | None, typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id.")
+]
+MinSamplesOption = Annotated[
+    int | None,
+    typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts (50)."),
+]
 MaskFractionOption = Annotated[
     float | None,
     typer.Option("--max-mask-fraction", min=0, max=1, help="Stop once more than this fraction of the rows is masked."),
@@ -86,27 +123,21 @@ MaskFractionOption = Annotated[
 
 
 def finalize(
-    rollouts: Annotated[
-        Path,
-        typer.Argument(metavar="ROLLOUTS", help="Finished rollout records, one JSON object a line; - reads a pipe."),
-    ],
     output: OutputOption,
+    rollouts: RolloutsArgument = None,
+    records: RecordsOption = None,
+    since: SinceOption = None,
     database: DatabaseOption = "",
     gateway: GatewayOption = None,
     key_file: KeyFileOption = None,
     row_format: FormatOption = RowFormat.RECORD,
-    retire: Annotated[
-        bool, typer.Option("--retire", help="Delete the captures of each unmasked rollout once its row is durable.")
-    ] = False,
+    file_format: FileFormatOption = None,
+    shard_rows: ShardRowsOption = None,
+    overwrite: OverwriteOption = False,
+    retire: RetireOption = False,
     max_mask_fraction: MaskFractionOption = None,
-    mask_fraction_min_samples: Annotated[
-        int | None,
-        typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts (50)."),
-    ] = None,
-    id_field: Annotated[
-        str | None,
-        typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id."),
-    ] = None,
+    mask_fraction_min_samples: MinSamplesOption = None,
+    id_field: IdFieldOption = None,
     sequences: SequencesOption = Sequences.MAIN,
     masked: MaskedOption = MaskedRows.KEEP,
     models: ModelsOption = None,
@@ -118,28 +149,31 @@ def finalize(
     ends there, and what came later is not trained on.
 
     Run again with the same arguments after an interruption: rows that stand in the output are not
-    repeated, and are retired if they were not yet.
+    repeated, and are retired if they were not yet. Rows of an output that cannot grow row by row wait in a file
+    of JSON lines beside it, PATH.rows.jsonl, until all of them are there.
     """
     from token_id_capture.finalize.batch import Finalizer, Plan
 
+    records, ids = _records_and_ids(list(rollouts or ()), records)
+    to = _output(destination_option(output, file_format, shard_rows, overwrite, json), retire)
     plan = Plan(
-        output=output,
+        output=to,
         row_format=row_format,
         retire=retire,
         id_field=id_field,
         sequences=sequences,
         masked=masked,
         models=model_names(models),
+        rollouts=frozenset(ids),
+        opened_since=None if since is None else since_option(since),
+        from_records=records is not None,
         settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )
-    _check_output(output, retire, json)
     source = _source(database, gateway, key_file)
-    stream = _open(rollouts, output)
-    status = os.fstat(stream.fileno())
-    size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    stream, size = _named(ids, id_field) if records is None else _open(records, to)
     with progress_bar() as show:
         totals = run(Finalizer(plan, source, lambda done: show("finalize", done, size), report).run(stream))
-    _summarise(totals, json)
+    _summarise(totals, to, json)
     if code := exit_code(totals):
         raise typer.Exit(code)
 
@@ -167,37 +201,71 @@ def _limits(fraction: float | None, samples: int | None) -> TokenIdCaptureSettin
     return TokenIdCaptureSettings.model_validate({name: value for name, value in given.items() if value is not None})
 
 
-def _check_output(output: Path, retire: bool, json: bool) -> None:
-    """End the command where rows could not be written as the options say, or not be durable."""
-    if output == STDOUT and retire:
+def _records_and_ids(arguments: list[str], records: Path | None) -> tuple[Path | None, list[str]]:
+    """The records and the ids that are meant: without --records the first argument is a file, if there is one."""
+    from token_id_capture.records import is_rollout_id
+
+    if records is None and arguments and (os.path.exists(arguments[0]) or not is_rollout_id(arguments[0])):
+        records = Path(arguments.pop(0))
+    ids = [rollout_argument(rollout_id) for rollout_id in arguments]
+    if records is None and not ids:
+        fail("name the records of finished rollouts, or the rollouts")
+    return records, ids
+
+
+def _output(destination: Destination, retire: bool) -> RowsOutput:
+    """Where rows go; ends the command where they could not be written, or not be as durable as the options say."""
+    from token_id_capture.finalize.publication import RowsOutput, check_installed
+
+    if retire and destination.is_stdout:
         fail("--retire needs rows that are durable, and nobody knows what becomes of them in a pipe: name a file")
-    if output == STDOUT and json:
-        fail("rows and --json cannot both go to standard output: name a file for the rows")
-    if output.parts and output.parts[0].endswith(":"):
-        fail(
-            f"{output} is a URL, and rows are made durable one by one in a local file: name one, and copy it afterwards"
-        )
-    if output.suffix.lower() in (".parquet", ".pq", ".gz", ".zst"):
-        fail(
-            f"rows are appended one by one and made durable, which a file like {output.name} does not allow: name a "
-            ".jsonl file here; tokcap export writes Parquet and compressed files, before the rollouts are retired"
-        )
+    if retire and destination.is_url:
+        fail("--retire needs rows that are durable one by one, and those behind a URL are not: name a local file")
+    check_installed(destination)
+    replaces = destination.overwrite and any(destination.existing())
+    output = RowsOutput(destination, output_stream, replaces)
+    if output.grows:
+        return output
+    try:
+        destination.check_free()
+    except UnusableOutputError as error:
+        waiting = output.appended
+        fail(f"{error}; --overwrite replaces it with the rows of {waiting}" if waiting.exists() else str(error))
+    return output
 
 
-def _open(rollouts: Path, output: Path) -> BinaryIO:
+def _open(records: Path, output: RowsOutput) -> tuple[BinaryIO, int | None]:
+    """The stream of the records, and their size in bytes, if it is known."""
     try:
         # Not sys.stdin: a thread that waits for it would hold its lock when the interpreter ends.
         # The thread that reads it closes it.
-        stream = open(0, "rb", closefd=False) if rollouts == STDIN else rollouts.open("rb")  # noqa: SIM115
+        stream = open(0, "rb", closefd=False) if records == STDIN else records.open("rb")  # noqa: SIM115
     except OSError as error:
-        fail(f"cannot read {rollouts}: {error.strerror}")
-    if output.exists() and os.path.samestat(os.fstat(stream.fileno()), output.stat()):
-        fail(f"{output} is the input: name another file for the rows")
-    return stream
+        fail(f"cannot read {records}: {error.strerror}")
+    status = os.fstat(stream.fileno())
+    for path in [Path(output.destination.output), output.appended] if output.is_durable else []:
+        if path.exists() and os.path.samestat(status, path.stat()):
+            fail(f"{path} is the input: name another file for the rows")
+    return stream, status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _summarise(totals: Totals, json: bool) -> None:
+def _named(ids: list[str], id_field: str | None) -> tuple[BinaryIO, int]:
+    """Records that tell nothing but the id of a rollout."""
+    import orjson
+
+    lines = b"".join(orjson.dumps({id_field or "_ng_rollout_id": one}, option=orjson.OPT_APPEND_NEWLINE) for one in ids)
+    return io.BytesIO(lines), len(lines)
+
+
+def _summarise(totals: Totals, output: RowsOutput, json: bool) -> None:
     if json:
         print_json(totals.as_dict())
     for line in stopping(totals) if json else summary(totals):
         report(line)
+    if output.grows or output.destination.is_stdout:
+        return
+    if totals.stopped is not None and output.is_durable:
+        report(f"the rows so far are in {output.appended}")
+    elif totals.stopped is None and not totals.files:
+        report("there are no rows, so no file was written")
+        raise typer.Exit(EXIT_PARTIAL)

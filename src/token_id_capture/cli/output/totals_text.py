@@ -28,6 +28,8 @@ def summary(totals: Totals) -> list[str]:
         *_unless_zero(totals.retired, "retired"),
         *_unless_zero(totals.refused, "refused"),
         *_unless_zero(totals.unknown, "unknown"),
+        *_unless_zero(totals.without_record, "without a record"),
+        *_unless_zero(totals.before, "left out, opened before --since"),
         *_unless_zero(totals.not_frozen, "not frozen"),
         *_unless_zero(totals.not_retired, "not retired"),
     ]
