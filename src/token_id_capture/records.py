@@ -116,6 +116,7 @@ class TokenEntry(BaseModel):
     items each; ``output_items`` is the content that was generated, without token arrays, and
     ``token_item_index`` the item of it that the arrays belong to. ``created_at`` is in seconds
     since the epoch. ``agent``, ``parent_agent``, ``purpose`` and ``offers_tools`` are those of ``CallOrigin``.
+    ``upstream`` is the address of the engine that served the call.
 
     Raises:
         pydantic.ValidationError (a ValueError): it names the field that is wrong.
@@ -146,6 +147,7 @@ class TokenEntry(BaseModel):
     parent_agent: str | None = Field(default=None, min_length=1, max_length=AGENT_MAX_LENGTH)
     purpose: Purpose | None = None
     offers_tools: bool | None = None
+    upstream: str | None = None
 
     @field_validator("schema_version")
     @classmethod
@@ -205,6 +207,7 @@ class TokenEntry(BaseModel):
             and _is_agent(self.parent_agent)
             and (self.purpose is None or type(self.purpose) is Purpose)
             and (self.offers_tools is None or type(self.offers_tools) is bool)
+            and (self.upstream is None or type(self.upstream) is str)
         )
 
 

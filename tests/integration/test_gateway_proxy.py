@@ -114,6 +114,14 @@ async def test_a_rollout_does_not_reach_later_requests_on_its_connection(gateway
     assert [b"return_token_ids" in received.body for received in gateway.engine.received] == [True, False, False] * 5
 
 
+async def test_an_entry_says_which_engine_served_it(gateway: Gateway) -> None:
+    gateway.engine.handler = answering(chat([5], [-0.1]))
+    await gateway.post(CHAT, BODY)
+    assert (await gateway.entry()).upstream == gateway.engine.url
+    (call,) = (await gateway.store.describe_rollout("r1")).calls
+    assert call.upstream == gateway.engine.url
+
+
 async def test_with_capture_off_the_prefix_goes_and_nothing_is_added(tmp_path: Path) -> None:
     async with replay_engine() as engine, serving(create_app(engine.url, None)) as (url, _):
         gateway = Gateway(url, engine, None, None, None, None)  # type: ignore[arg-type]

@@ -104,6 +104,7 @@ async def test_all_fields_of_a_record_come_back(store: TokenCaptureStore) -> Non
         weight_version="v1",
         sampling={"temperature": 1.0},
         log_probs_mode="raw_logprobs",
+        upstream="http://10.0.0.5:8000",
         something_new=[None, {"b": 1, "a": 2}],
     )
     await store.put(entry)

@@ -16,7 +16,8 @@ class CaptureContext:
 
     A ``token_sink`` of None says that another process records this call: nothing is captured and
     nothing is flagged. ``committed`` is set once the call's tokens are durable. ``origin`` is
-    whose call it is, and ``translation`` the dialect in which the client made it.
+    whose call it is, and ``translation`` the dialect in which the client made it. ``upstream`` is the address of the
+    engine that answered.
     """
 
     rollout_id: str
@@ -26,6 +27,7 @@ class CaptureContext:
     committed: bool = False
     origin: CallOrigin = UNTOLD
     translation: Translation | None = None
+    upstream: str | None = None
 
     def __str__(self) -> str:
         return f"call {self.model_call_id!r} of rollout {self.rollout_id!r}"

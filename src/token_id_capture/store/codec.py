@@ -28,11 +28,14 @@ from token_id_capture.tokens import LogProbs, TokenIds
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+_TOLD = (*ORIGIN_FIELDS, "upstream")
+"""Columns that are null where nobody told; they are in the digest of a record only where somebody did."""
+
 _STORED_IN_COLUMNS = {
     *("schema_version", "rollout_id", "model_call_id", "model", "finish_reason", "created_at"),
     *("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"),
     *("output_items", "token_item_index"),
-    *ORIGIN_FIELDS,
+    *_TOLD,
 }
 WRITE_BYTES = 1024
 """What a write takes beside its content, in bytes."""
@@ -131,8 +134,8 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
     experts = None if entry.routed_experts is None else _json(entry, entry.routed_experts)
     # Adding 0 makes a negative zero positive, which is how SQLite gives it back.
     created_at = entry.created_at + 0.0
-    origin = {name: getattr(entry, name) for name in ORIGIN_FIELDS}
-    head = _head([entry.schema_version, entry.model, entry.finish_reason, created_at, prompt_length], origin)
+    told = {name: getattr(entry, name) for name in _TOLD}
+    head = _head([entry.schema_version, entry.model, entry.finish_reason, created_at, prompt_length], told)
     return PackedEntry(
         rollout_id=entry.rollout_id,
         model_call_id=entry.model_call_id,
@@ -158,7 +161,7 @@ def pack(entry: TokenEntry, known: KnownSequence | None = None) -> PackedEntry:
             "generation": generation.tobytes(),
             "log_probs": log_probs,
             "routed_experts": None if experts is None else zlib.compress(experts, 1),
-            **origin,
+            **told,
         },
     )
 
@@ -173,7 +176,7 @@ def stored_payload_digest(row: Mapping[str, Any]) -> bytes:
     experts = row["routed_experts"]
     return _payload_digest(
         row["sequence_digest"],
-        _head([row[name] for name in fields], {name: row[name] for name in ORIGIN_FIELDS}),
+        _head([row[name] for name in fields], {name: row[name] for name in _TOLD}),
         row["content"].encode(),
         row["extras"].encode(),
         b"" if experts is None else zlib.decompress(experts),
@@ -259,7 +262,7 @@ def _unpack(rollout_id: str, row: Mapping[str, Any], prompt: TokenIds, generatio
         "generation_token_ids": generation,
         "generation_log_probs": LogProbs.from_bytes(row["log_probs"]),
     }
-    fields.update((name, row[name]) for name in ORIGIN_FIELDS if row[name] is not None)
+    fields.update((name, row[name]) for name in _TOLD if row[name] is not None)
     if row["routed_experts"] is not None:
         fields["routed_experts"] = orjson.loads(zlib.decompress(row["routed_experts"]))
     return TokenEntry.model_validate(fields)

@@ -62,6 +62,7 @@ def _entry_columns() -> list[Column[Any]]:
         Column("log_probs", BLOB, nullable=False, comment="one log probability a sampled id"),
         Column("routed_experts", BLOB, comment="opaque, zlib-compressed JSON"),
         *_origin_columns(),
+        Column("upstream", TEXT, comment="the address of the engine that served the call; null if nobody told"),
     ]
 
 

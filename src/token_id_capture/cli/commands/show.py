@@ -93,6 +93,7 @@ def _calls(calls: Sequence[CallSummary]) -> tuple[str, tuple[str, ...], list[tup
     # Call ids are long and say nothing; a number tells which call another one continues.
     number_of = {call.model_call_id: number for number, call in enumerate(calls, 1)}
     continuity = any(call.continuity is not None for call in calls)
+    engines = len({call.upstream for call in calls}) > 1
     named = ("#", "continues", "shared", "prompt", "generated", "call", "agent", "for", "model", "finish")
     rows: list[tuple[object, ...]] = [
         (
@@ -107,11 +108,13 @@ def _calls(calls: Sequence[CallSummary]) -> tuple[str, tuple[str, ...], list[tup
             call.model,
             call.finish_reason,
             *((call.continuity,) if continuity else ()),
+            *((call.upstream,) if engines else ()),
             local_time(call.created_at),
         )
         for number, call in enumerate(calls, 1)
     ]
-    return "calls", (*named, *(("continuity",) if continuity else ()), "created"), rows
+    more = (*(("continuity",) if continuity else ()), *(("engine",) if engines else ()))
+    return "calls", (*named, *more, "created"), rows
 
 
 def _session_headers(detail: RolloutDetail) -> list[tuple[object, ...]]:

@@ -17,6 +17,7 @@ import aiohttp
 from starlette.types import Scope
 from yarl import URL
 
+from token_id_capture.capture.recorder import recorder_in
 from token_id_capture.errors import ConfigurationError
 
 RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
@@ -162,6 +163,8 @@ class Upstream:
                 # Such as a 101, after which it would speak another protocol.
                 message = f"{self.url} answered with the status {response.status}"
                 raise UpstreamError(message, status=502, sent=True, told="The engine gave no final response.")
+            if (recorder := recorder_in(scope)) is not None:
+                recorder.context.upstream = self._base
             yield UpstreamResponse(response, self._name, self._read_timeout)
 
     async def reach(self) -> None:

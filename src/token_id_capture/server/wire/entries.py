@@ -139,6 +139,7 @@ def entries_from(
         "purpose": context.origin.purpose,
         "offers_tools": context.origin.offers_tools,
         "translation": context.translation,
+        "upstream": context.upstream,
         **({"session_headers": context.origin.session_headers} if context.origin.session_headers else {}),
         **({"media_digests": list(media)} if media else {}),
     }

@@ -6,9 +6,11 @@ revisions are written for both databases from then on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 from sqlalchemy.pool import StaticPool
 
 from token_id_capture.errors import UnusableDatabaseError
@@ -37,13 +39,24 @@ def migrate(connection: ServerConnection, url: ServerUrl, *, create: bool) -> No
         return
     if found is None and not create:
         raise UnusableDatabaseError(f"there is no capture database at {url}: check the URL given with --database")
-    with connection.raw.transaction():
+    with _transaction(connection) as alchemy:
         connection.execute("SELECT pg_advisory_xact_lock(?)", [_LOCK])
         # Looked at again: another process may have done it meanwhile.
         if revision(connection, url) is None:
             statements = migrations_directory() / "postgresql" / f"{BASELINE}.sql"
             connection.raw.execute(statements.read_bytes())
         if revision(connection, url) != HEAD_REVISION:
-            engine = create_engine("postgresql+psycopg://", creator=lambda: connection.raw, poolclass=StaticPool)
-            with engine.connect() as alchemy:
-                upgrade(alchemy)
+            upgrade(alchemy)
+
+
+@contextmanager
+def _transaction(connection: ServerConnection) -> Iterator[Connection]:
+    """A transaction on the connection, for SQLAlchemy too, which wants to begin and end it itself."""
+    engine = create_engine("postgresql+psycopg://", creator=lambda: connection.raw, poolclass=StaticPool)
+    connection.raw.autocommit = False
+    try:
+        with engine.begin() as alchemy:
+            yield alchemy
+    finally:
+        if connection.usable:
+            connection.raw.autocommit = True

@@ -61,6 +61,7 @@ ENTRY_ROW: Final = (
     *("generation_length", "sequence_length", "schema_version", "model", "finish_reason", "created_at"),
     *("content", "extras", "prompt_suffix", "generation", "log_probs", "routed_experts"),
     *ORIGIN_FIELDS,
+    "upstream",
 )
 """The columns that ``codec`` reads of an entry."""
 _ENTRY: Final = ", ".join(ENTRY_ROW)
@@ -71,7 +72,7 @@ _ORIGIN: Final = ", ".join(CALL_FIELDS)
 _ORIGIN_WIDTH: Final = len(CALL_FIELDS)
 _CALLS = f"""
     SELECT model_call_id, prefix_call_id, prefix_length, prompt_length, generation_length, model, finish_reason,
-           created_at,
+           created_at, upstream,
            coalesce(nullif(json_extract(extras, '$.continuity.reason'), ''),
                     json_extract(extras, '$.continuity.mode')),
            {", ".join(ORIGIN_FIELDS)}, json_extract(extras, '$.session_headers')

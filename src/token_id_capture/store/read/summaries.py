@@ -37,6 +37,7 @@ class RolloutSummary:
 class CallSummary:
     """One stored call, without its tokens.
 
+    ``upstream`` is the address of the engine that served it, None if nobody told.
     ``continuity`` is how its prompt was made with ``--continuity``: the mode, or why the template made it.
     """
 
@@ -48,6 +49,7 @@ class CallSummary:
     model: str
     finish_reason: str | None
     created_at: float
+    upstream: str | None = None
     continuity: str | None = None
     origin: CallOrigin = UNTOLD
 

@@ -46,6 +46,7 @@ class EntryContract(Contract):
                 weight_version="step-7",
                 sampling={"temperature": 0.7, "stop": ["\n\n"], "seed": None},
                 log_probs_mode="raw_logprobs",
+                upstream="http://10.0.0.5:8000",
                 headers={"x-agent": ["a", "\u0000\U0001f642"]},
                 score=1e-300,
             ),
