@@ -132,6 +132,14 @@ def test_python_blocks_run(code: str, tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+def test_the_programs_of_the_tutorial_are_python_and_its_commands_use_them() -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+    programs = dict(re.findall(r'^```python title="([^"]+)"\n(.*?)^```$', page, re.DOTALL | re.MULTILINE))
+    for name, program in programs.items():
+        compile(program, name, "exec")
+        assert f"python build/tutorial/{name}" in page
+
+
 @every_block("json")
 def test_json_blocks_are_json(code: str) -> None:
     json.loads(code)

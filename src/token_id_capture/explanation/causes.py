@@ -20,12 +20,12 @@ class Suspicion:
 
 CAUSE_REMEDIES: Final[dict[Cause, str]] = {
     Cause.RETOKENIZATION: "Nothing is wrong with the harness: text does not always tokenise back to the tokens that "
-    "were sampled. Where the engine takes token ids as its prompt, send the earlier ids and only the new text; else "
-    "train on each call by itself, with tokcap export --per-request.",
+    "were sampled. tokcap serve --continuity prevents it where the engine takes a prompt as token ids. Each sequence "
+    "can still be trained on, with tokcap finalize --sequences all.",
     Cause.EDITED_HISTORY: "Let the harness send every message back as it came. Usual culprits are a chat template or "
     "harness that drops the reasoning of earlier turns, one that trims or rewrites tool results, and an answer that "
-    "is parsed and written out again. If that is wanted, train on each call by itself, with tokcap export "
-    "--per-request.",
+    "is parsed and written out again. If that is wanted, train on each sequence, with tokcap finalize "
+    "--sequences all.",
     Cause.DROPPED_REASONING: "Let the harness send thoughts back with the answer that they belong to, or use a chat "
     "template that keeps them. Each part can still be trained on, with tokcap finalize --sequences all.",
     Cause.AUXILIARY: "Nothing is wrong: it does not mask the main sequence where the harness tells whose call it is. "
@@ -33,10 +33,10 @@ CAUSE_REMEDIES: Final[dict[Cause, str]] = {
     Cause.BRANCH: "Where a harness means to branch, train on every branch, with tokcap finalize --sequences all.",
     Cause.RETRY: "Give the harness more time before it asks again.",
     Cause.COMPACTION: "Switch compaction off or raise the length at which it sets in, or give what follows it a "
-    "rollout id of its own. Each call by itself can still be trained on, with tokcap export --per-request.",
-    Cause.SUB_AGENT: "Give each agent a rollout id of its own, by its own base URL "
-    "(/ng-rollout/<id>/training-token-capture/v1). Calls that need no training, such as titles and summaries, can go "
-    "to a URL without that prefix.",
+    "rollout id of its own. Both parts can still be trained on, with tokcap finalize --sequences all.",
+    Cause.SUB_AGENT: "Train on every agent, with tokcap finalize --sequences all, or give each a rollout id of its "
+    "own, by its own base URL (/ng-rollout/<id>/training-token-capture/v1). Calls that need no training, such as "
+    "titles and summaries, can go to a URL without that prefix.",
     Cause.LOST_CALL: "Run the rollout again under a new id, and look for what lost the call: tokcap doctor tells "
     "which process it was.",
 }

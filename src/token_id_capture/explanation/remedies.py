@@ -55,10 +55,10 @@ REMEDIES: Final[dict[str, str]] = {
     reasons.FREEZE_FAILED: "The error above says why the database refused. tokcap doctor tells how the file is.",
     reasons.INVALID_ROLLOUT_ID: "Use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 200 "
     "characters.",
-    reasons.MULTIPLE_CHAINS: "Where a harness means to branch, give each branch a rollout id of its own, or train on "
-    "each call by itself, with tokcap export --per-request.",
-    reasons.MULTIPLE_ROOTS: "See to the cause of each prompt that starts anew. Each call by itself can still be "
-    "trained on, with tokcap export --per-request.",
+    reasons.MULTIPLE_CHAINS: "Where a harness means to branch, train on every sequence, with tokcap finalize "
+    "--sequences all, or give each branch a rollout id of its own.",
+    reasons.MULTIPLE_ROOTS: "See to the cause of each prompt that starts anew. Each sequence can still be trained "
+    "on, with tokcap finalize --sequences all.",
     reasons.NO_CAPTURE_KEY: "Give the record _ng_rollout_id, or both _ng_task_index and _ng_rollout_index, as when it "
     "was dispatched.",
     reasons.NOT_CAPTURED: "Look at the token limit and the stop strings of the call that was scored. If another "
