@@ -8,8 +8,8 @@
 
 Inside the three largest packages the same holds::
 
-    store: {file, outcome_order, sequence_walk, server_url} <- {codec, schema} <- read <- write <- backend
-        <- {local, postgres} <- {maintain, store} <- copying
+    store: driver <- {file, outcome_order, sequence_walk, server_url} <- {codec, schema} <- read <- write <- backend
+        <- {local, postgres} <- reading <- {maintain, store} <- copying
     server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
         <- {continuity, listener, middleware, prompt_ids, stream} <- call
         <- {gateway, translation} <- {app, check}
@@ -53,12 +53,14 @@ TIER_OF = {package: tier for tier, packages in enumerate(TIERS) for package in p
 # The same inside a package, of its sub-packages and modules. A new one gets its place here and in CONTRIBUTING.
 INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
     "store": (
+        frozenset({"driver"}),
         frozenset({"file", "outcome_order", "sequence_walk", "server_url"}),
         frozenset({"codec", "schema"}),
         frozenset({"read"}),
         frozenset({"write"}),
         frozenset({"backend"}),
         frozenset({"local", "postgres"}),
+        frozenset({"reading"}),
         frozenset({"maintain", "store"}),
         frozenset({"copying"}),
     ),

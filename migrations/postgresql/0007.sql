@@ -43,6 +43,8 @@ CREATE TABLE late_writes (
     PRIMARY KEY (rollout_id, model_call_id)
 );
 
+CREATE INDEX late_writes_in_order ON late_writes (rowid);
+
 CREATE TABLE rollouts (
     rollout_id TEXT COLLATE "C" NOT NULL,
     incarnation TEXT COLLATE "C" NOT NULL,
@@ -52,10 +54,12 @@ CREATE TABLE rollouts (
     opened_at DOUBLE PRECISION NOT NULL,
     frozen_at DOUBLE PRECISION,
     retired_at DOUBLE PRECISION,
+    rowid BIGINT GENERATED ALWAYS AS IDENTITY,
     PRIMARY KEY (rollout_id),
     CHECK (state IN ('open', 'frozen', 'retired'))
 );
 
+CREATE INDEX rollouts_in_order ON rollouts (rowid);
 CREATE INDEX rollouts_by_retirement ON rollouts (retired_at) WHERE state = 'retired';
 CREATE INDEX rollouts_by_state ON rollouts (state, rollout_id);
 
@@ -103,6 +107,8 @@ CREATE TABLE call_intents (
     FOREIGN KEY (writer_id) REFERENCES writers (writer_id)
 );
 
+CREATE INDEX call_intents_in_order ON call_intents (rowid);
+
 CREATE TABLE entries (
     rollout_id TEXT COLLATE "C" NOT NULL,
     model_call_id TEXT COLLATE "C" NOT NULL,
@@ -142,7 +148,8 @@ CREATE TABLE entries (
 );
 
 CREATE INDEX entries_by_length ON entries (rollout_id, sequence_length, generation_length, model, agent);
-CREATE INDEX entries_by_order ON entries (rollout_id, rowid);
+CREATE INDEX entries_in_order ON entries (rowid);
+CREATE INDEX entries_of_rollout_in_order ON entries (rollout_id, rowid);
 
 CREATE TABLE incomplete_flags (
     rollout_id TEXT COLLATE "C" NOT NULL,
@@ -162,6 +169,8 @@ CREATE TABLE incomplete_flags (
     FOREIGN KEY (rollout_id) REFERENCES rollouts (rollout_id)
 );
 
+CREATE INDEX incomplete_flags_in_order ON incomplete_flags (flag_id);
+
 CREATE TABLE snapshots (
     rollout_id TEXT COLLATE "C" NOT NULL,
     snapshot_id TEXT COLLATE "C" NOT NULL,
@@ -169,12 +178,14 @@ CREATE TABLE snapshots (
     incomplete INTEGER NOT NULL,
     entry_count INTEGER NOT NULL,
     frozen_at DOUBLE PRECISION NOT NULL,
+    rowid BIGINT GENERATED ALWAYS AS IDENTITY,
     PRIMARY KEY (rollout_id, snapshot_id, version),
     CHECK (incomplete IN (0, 1)),
     FOREIGN KEY (rollout_id) REFERENCES rollouts (rollout_id)
 );
 
 CREATE INDEX snapshots_by_id ON snapshots (snapshot_id, version);
+CREATE INDEX snapshots_in_order ON snapshots (rowid);
 
 CREATE TABLE snapshot_entries (
     rollout_id TEXT COLLATE "C" NOT NULL,
@@ -272,6 +283,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$ SELECT string_to_array(btrim(path, '$.[]'), 
 CREATE FUNCTION json_extract(document text, path text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT AS $$ SELECT readable_json(document) #>> json_path(path) $$;
 
+CREATE FUNCTION instr(document text, part text) RETURNS integer
+LANGUAGE sql IMMUTABLE STRICT AS $$ SELECT strpos(document, part) $$;
+
 CREATE FUNCTION json_each(document text) RETURNS TABLE (value text)
 LANGUAGE sql IMMUTABLE STRICT ROWS 20 AS $$ SELECT json_array_elements_text(document::json) $$;
 
@@ -317,7 +331,7 @@ DECLARE
     high bigint;
     exponent integer;
     fraction double precision;
-    found double precision[] := '{}';
+    found text[] := '{}';
 BEGIN
     IF length(packed) % 8 <> 0 THEN
         RAISE EXCEPTION 'log probabilities are eight bytes each, and these are % bytes', length(packed);
@@ -327,9 +341,12 @@ BEGIN
         exponent := (high >> 20) & 2047;
         -- https://en.wikipedia.org/wiki/Double-precision_floating-point_format
         fraction := (((high & 1048575) << 32) + words[2 * at - 1])::double precision / 4503599627370496;
-        found[at] := CASE WHEN high >= 2147483648 THEN -1 ELSE 1 END
-            * CASE WHEN exponent = 0 THEN fraction * 2::double precision ^ -1022
-                   ELSE (1 + fraction) * 2::double precision ^ (exponent - 1023) END;
+        found[at] := CASE WHEN high >= 2147483648 THEN '-' ELSE '' END
+            || CASE WHEN exponent = 0 THEN fraction * 2::double precision ^ -1022
+                    ELSE (1 + fraction) * 2::double precision ^ (exponent - 1023) END;
+        IF found[at] !~ '[.e]' THEN
+            found[at] := found[at] || '.0';
+        END IF;
     END LOOP;
     RETURN '[' || array_to_string(found, ',') || ']';
 END

@@ -14,7 +14,7 @@ import pytest
 from support.captured import put_chain
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.read.queries import Execute
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.read.token_connections import TokenReader
 from token_id_capture.store.read.tokens import read_snapshot
 

@@ -47,8 +47,9 @@ DatabaseOption = Annotated[
         "--database",
         "-d",
         envvar="TOKCAP_DATABASE",
-        metavar="PATH",
-        help="The capture database: a file, a directory that holds token_captures.db, or an sqlite:/// URL.",
+        metavar="DATABASE",
+        help="The capture database: a file, a directory that holds token_captures.db, an sqlite:/// URL of a file, or "
+        "the postgresql:// URL of a database on a server.",
     ),
 ]
 SequencesOption = Annotated[

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from token_id_capture.errors import CorruptCaptureError
 from token_id_capture.export.parts import Choice, read_parts
 from token_id_capture.export.rows import Row
-from token_id_capture.store.file.location import database_path
-from token_id_capture.store.file.read_only import read_only
 from token_id_capture.store.read.evidence import Scope, rollout_ids
+from token_id_capture.store.reading import location_of, reading
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
@@ -38,7 +37,7 @@ def iterate_rows(
 
 
 def _rows(database: str | Path, choice: Choice, scope: Scope, worker: int, workers: int) -> Iterator[Row]:
-    with read_only(database_path(database)) as connection:
+    with reading(location_of(database)) as connection:
         found = islice(rollout_ids(connection, choice.states, scope), worker, None, workers)
         for part in read_parts(connection, choice, ((rollout_id, None) for rollout_id in found)):
             if part.damage is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sqlite3
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from token_id_capture.builder.attribution import ScoredAnswer
@@ -20,8 +18,9 @@ from token_id_capture.errors import StoreError, TokenCaptureError, UnknownRollou
 from token_id_capture.export.rows import Row, call_rows, trajectory_rows, why_masked
 from token_id_capture.lifecycle import Sequences, State
 from token_id_capture.rebuild import build_snapshot
-from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.read.evidence import Evidence, read_evidence
+from token_id_capture.store.reading import Location, reading
 
 _ROLLOUTS_AT_ONCE: Final = 32
 _BATCHES_AHEAD: Final = 2
@@ -51,7 +50,7 @@ class Part:
     damage: str | None = None
 
 
-def read_parts(connection: sqlite3.Connection, choice: Choice, asked: Iterable[Asked]) -> Iterator[Part]:
+def read_parts(connection: Connection, choice: Choice, asked: Iterable[Asked]) -> Iterator[Part]:
     """The part of each rollout in turn; of one that is retired meanwhile it is empty."""
     for rollout_id, scored in asked:
         part = Part(rollout_id)
@@ -78,7 +77,7 @@ def _rows(evidence: Evidence, choice: Choice, scored: ScoredAnswer | None, maske
     return trajectory_rows(evidence, build)
 
 
-def read_parts_together(database: Path, choice: Choice, asked: Iterable[Asked], processes: int) -> Iterator[Part]:
+def read_parts_together(database: Location, choice: Choice, asked: Iterable[Asked], processes: int) -> Iterator[Part]:
     """The same as ``read_parts``, in the same order, read by so many processes with connections of their own.
 
     Raises:
@@ -105,13 +104,13 @@ def read_parts_together(database: Path, choice: Choice, asked: Iterable[Asked], 
 
 
 _held = ExitStack()
-_source: list[tuple[sqlite3.Connection, Choice]] = []
+_source: list[tuple[Connection, Choice]] = []
 
 
-def _open(database: Path, choice: Choice) -> None:
+def _open(database: Location, choice: Choice) -> None:
     """Prepare a process that reads. The command itself answers an interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _source.append((_held.enter_context(read_only(database)), choice))
+    _source.append((_held.enter_context(reading(database)), choice))
 
 
 def _read(batch: list[Asked]) -> list[Part]:

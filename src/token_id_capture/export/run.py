@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 from token_id_capture.export.parts import Choice, Part, read_parts, read_parts_together
 from token_id_capture.export.record_fields import RecordFields
 from token_id_capture.export.rows import Row
 from token_id_capture.lifecycle import State
-from token_id_capture.store.file.read_only import read_only
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.read.evidence import ALL_ROLLOUTS, Scope, count_rollouts, rollout_ids, state_of
+from token_id_capture.store.reading import Location, reading
 
 _WORTH_PROCESSES: Final = 5_000
 """Rollouts from which on the start of more processes is soon made up for."""
@@ -50,7 +49,7 @@ class Exporter:
 
     def __init__(
         self,
-        database: Path,
+        database: Location,
         write: Callable[[Row], None],
         choice: Choice,
         *,
@@ -76,7 +75,7 @@ class Exporter:
             UnusableDatabaseError: the database cannot be read.
         """
         choice, scope = self._choice, self._scope
-        with read_only(self._database) as connection:
+        with reading(self._database) as connection:
             total = count_rollouts(connection, choice.states, scope)
             if State.OPEN not in choice.states:
                 self._exported.open_rollouts = count_rollouts(connection, (State.OPEN,), scope)
@@ -116,7 +115,7 @@ class Exporter:
         self._exported.without_record += 1
         return False
 
-    def _not_found(self, connection: sqlite3.Connection) -> Iterator[str]:
+    def _not_found(self, connection: Connection) -> Iterator[str]:
         """What was asked for and is not there, each with the reason."""
         listed = sorted(set(self._scope.rollout_ids))
         asked = chain(listed, () if listed or self._fields is None else self._fields.rollout_ids())

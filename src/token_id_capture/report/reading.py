@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -14,6 +13,7 @@ from token_id_capture.report.model import OverviewData, RolloutData, RolloutLine
 from token_id_capture.report.overview import History, overview_data
 from token_id_capture.report.records import Told
 from token_id_capture.report.rollout import rollout_data
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.read import history
 from token_id_capture.store.read.evidence import read_evidence
 from token_id_capture.store.read.newest import ANY, Wanted, newest_rollouts
@@ -23,7 +23,7 @@ _BUILT: Final = 10_000
 _WATCHED_WEIGHTS: Final = 200
 
 
-def read_rollout(connection: sqlite3.Connection, rollout_id: str, vocabulary: Vocabulary | None) -> RolloutData:
+def read_rollout(connection: Connection, rollout_id: str, vocabulary: Vocabulary | None) -> RolloutData:
     """One state of one rollout.
 
     Raises:
@@ -36,7 +36,7 @@ def read_rollout(connection: sqlite3.Connection, rollout_id: str, vocabulary: Vo
 
 
 def read_lines(
-    connection: sqlite3.Connection,
+    connection: Connection,
     told: Mapping[str, Told],
     limit: int,
     before: int | None = None,
@@ -46,7 +46,7 @@ def read_lines(
     return lines(newest_rollouts(connection.execute, limit, before, wanted), told)
 
 
-def read_overview(connection: sqlite3.Connection, database: str, told: Mapping[str, Told]) -> OverviewData:
+def read_overview(connection: Connection, database: str, told: Mapping[str, Told]) -> OverviewData:
     """All rollouts together. Each statement is a short read of its own."""
     span = history.outcome_span(connection)
     slots = None if span is None else cut(*span)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from token_id_capture.errors import StoreClosedError
-from token_id_capture.store.read.queries import Execute
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.read.tokens import RowReader
 from token_id_capture.store.server_url import ServerUrl
 from token_id_capture.store.write.queue import Operation

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from sqlalchemy.exc import DBAPIError
 
 from token_id_capture.store.backend import Backend
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import translated
 from token_id_capture.store.file.open_files import DatabaseFile
@@ -18,7 +19,6 @@ from token_id_capture.store.file.opening import is_current
 from token_id_capture.store.file.read_only import wal_bytes
 from token_id_capture.store.file.weight_version import WeightVersionFile
 from token_id_capture.store.read.connections import Reader
-from token_id_capture.store.read.queries import Execute
 from token_id_capture.store.read.token_connections import TokenReader
 from token_id_capture.store.read.tokens import RowReader
 from token_id_capture.store.write.queue import open_only

@@ -26,6 +26,11 @@ class ServerUrl:
     def __str__(self) -> str:
         return self.shown
 
+    @property
+    def name(self) -> str:
+        """The name of the database."""
+        return self.shown.rpartition("/")[2]
+
     def without_secrets(self, text: str) -> str:
         """The text of an error without what is secret in the URL."""
         for secret in self.secrets:
@@ -48,6 +53,9 @@ def server_url(database: str | ServerUrl) -> ServerUrl:
         return database
     try:
         url = urlsplit(database)
+        if url.netloc.count("@") > 1 or "@" in url.path or ("@" in url.query and "@" not in url.netloc):
+            # libpq would take a part of the password for a host, and name it.
+            raise ValueError("a special character")
         return ServerUrl(f"postgresql:{database.partition(':')[2]}", _shown(url), _secrets(url))
     except ValueError:
         raise UnusableDatabaseError(

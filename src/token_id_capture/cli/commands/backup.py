@@ -35,11 +35,12 @@ def backup(
     from token_id_capture.store.maintain.backup import back_up
     from token_id_capture.store.maintain.verification import Checked
 
+    path = database_file(
+        database, "back up a server with pg_dump or pg_basebackup, or copy rollouts to a file with tokcap copy"
+    )
     checked = Checked()
     with progress_bar() as show:
-        damages = back_up(
-            database_file(database), Path(os.path.abspath(destination)), checked, show, flag_open=flag_open
-        )
+        damages = back_up(path, Path(os.path.abspath(destination)), checked, show, flag_open=flag_open)
     for damage in damages:
         print_line(str(damage))
     outcome = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"

@@ -29,7 +29,9 @@ def browse(
     """
     from token_id_capture.store.file.read_only import read_only
 
-    path = database_file(database)
+    path = database_file(
+        database, "browse a server with pgAdmin or psql, or copy rollouts to a file with tokcap copy and browse that"
+    )
     with read_only(path):
         pass  # whatever is wrong with the file is said now, not on a page
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseOption, confirm, existing_store, report, run
-from token_id_capture.cli.output.database import database_file, reading
+from token_id_capture.cli.output.database import reading
 from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.tables import print_table
 from token_id_capture.cli.output.units import plural
@@ -33,6 +33,8 @@ def delete(
     hand stays in the audit trail. Shows them and asks first. Run it before a rollout id is used again, for the
     new rollout would continue the old one, or be refused. Exit code 1: some of the ids are not in the database.
     """
+    from token_id_capture.store.reading import location_of
+
     wanted = list(dict.fromkeys(map(rollout_argument, rollouts)))
     found = _look_up(database, wanted)
     absent = [rollout_id for rollout_id in wanted if rollout_id not in found]
@@ -45,7 +47,7 @@ def delete(
         removed = run(_remove(database, list(found), keep_tombstone))
         report(f"{'retired' if keep_tombstone else 'deleted'} {plural(len(removed), 'rollout')}")
     for rollout_id in absent:
-        report(f"no rollout {rollout_id!r} is in {database_file(database)}: tokcap ls lists them")
+        report(f"no rollout {rollout_id!r} is in {location_of(database)}: tokcap ls lists them")
     if absent:
         raise typer.Exit(EXIT_PARTIAL)
 

@@ -14,14 +14,15 @@ from token_id_capture.cli.options import (
     print_json,
     print_line,
 )
-from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.tables import print_table
 from token_id_capture.cli.output.units import show_bytes, show_duration
 from token_id_capture.lifecycle import State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from token_id_capture.cli.output.diagnosis import Diagnosis
-    from token_id_capture.store.maintain.health import Health
+    from token_id_capture.store.maintain.health import FileHealth, Health, ServerHealth
 
 _MOST_ROWS = 20
 _COLUMN = 11
@@ -38,13 +39,14 @@ def doctor(
     """Explain what a crash or a long run left behind.
 
     Which processes died and which calls they lost, what still waits to be finalized or retired, what is kept
-    as evidence, and how the file is. Reads only, also while others write. Exit code 0: nothing needs you;
-    1: there are findings; 2: the file cannot be used.
+    as evidence, and how the file or the server is. Reads only, also while others write. Exit code 0: nothing needs you;
+    1: there are findings; 2: the database cannot be used.
     """
     from token_id_capture.cli.output.diagnosis import diagnose
     from token_id_capture.store.maintain.health import examine
+    from token_id_capture.store.reading import location_of
 
-    health = examine(database_file(database), check_structure=check)
+    health = examine(location_of(database), check_structure=check)
     diagnosis = diagnose(health)
     if json:
         print_json({"findings": diagnosis.findings, "notes": diagnosis.notes, **_facts(health)})
@@ -56,7 +58,7 @@ def doctor(
 
 def _facts(health: Health) -> dict[str, object]:
     return {
-        "file": health.file,
+        **({"file": health.file} if health.server is None else {"server": health.server}),
         "processes": health.processes,
         "open_calls": health.open_calls,
         "rollouts": health.rollouts,
@@ -78,9 +80,27 @@ def _print(health: Health, diagnosis: Diagnosis) -> None:
 
 
 def _summary(health: Health) -> list[str]:
-    file, states = health.file, health.rollouts.by_state
+    states = health.rollouts.by_state
     counts = [f"{states.get(state, 0):,} {state}" for state in State]
     alive = sum(process.liveness == "alive" for process in health.processes)
+    return [
+        *(_of_file(health.file) if health.file is not None else _of_server(health.server)),
+        f"rollouts   {', '.join(counts)}",
+        f"processes  {alive:,} alive, {len(health.processes) - alive:,} gone or elsewhere",
+    ]
+
+
+def _of_server(server: ServerHealth | None) -> Iterator[str]:
+    if server is not None:
+        settings = ", ".join(f"{name} {value}" for name, value in server.settings.items())
+        yield f"database   {server.url}"
+        yield (
+            f"server     PostgreSQL {server.version}{', a standby' if server.standby else ''}; {settings}; "
+            f"{show_bytes(server.size)}, schema {server.schema_revision}"
+        )
+
+
+def _of_file(file: FileHealth) -> list[str]:
     damage = file.structure_damage
     structure = "not checked" if damage is None else "damaged" if damage else "sound"
     return [
@@ -90,8 +110,6 @@ def _summary(health: Health) -> list[str]:
         f"mode {file.mode}, on {file.file_system or 'an unknown file system'}, "
         f"schema {file.schema_revision}, SQLite {file.sqlite_version}",
         f"structure  {structure}",
-        f"rollouts   {', '.join(counts)}",
-        f"processes  {alive:,} alive, {len(health.processes) - alive:,} gone or elsewhere",
     ]
 
 

@@ -30,7 +30,6 @@ from token_id_capture.cli.options import (
     print_json,
     report,
 )
-from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import Show, progress_bar
 from token_id_capture.cli.output.units import SinceOption, plural, since_option
@@ -210,12 +209,13 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
     from token_id_capture.lifecycle import State
     from token_id_capture.outputs.columns import CALL_COLUMNS, TRAJECTORY_COLUMNS
     from token_id_capture.outputs.writer import row_writer
+    from token_id_capture.store.reading import location_of
 
     columns = (
         *(CALL_COLUMNS if plan.per_request else TRAJECTORY_COLUMNS),
         *(fields.columns() if fields else ()),
     )
-    database = database_file(plan.database)
+    database = location_of(plan.database)
     states = (State.FROZEN, State.OPEN) if plan.include_open else (State.FROZEN,)
     plan.destination.check_free()
     with row_writer(plan.destination, columns, output_stream) as writer:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from token_id_capture.cli.options import DatabaseOption, confirm, fail, report
-from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.tables import print_table
 from token_id_capture.cli.output.units import parse_duration, plural
@@ -35,13 +35,14 @@ def prune(
     frozen without an outcome, are never touched. Asks before it removes anything, and others may write meanwhile.
     """
     from token_id_capture.store.maintain import pruning
+    from token_id_capture.store.reading import location_of
 
     try:
         seconds = parse_duration(older_than)
     except ValueError as error:
         fail(f"--older-than: {error}")
-    path = database_file(database)
-    old = pruning.find_old(path, seconds)
+    location = location_of(database)
+    old = pruning.find_old(location, seconds)
     _print(old, evidence)
     if not (old.anything or (evidence and old.evidence)):
         report(f"nothing is older than {older_than}")
@@ -51,13 +52,13 @@ def prune(
     confirm("Remove these?", yes)
     with progress_bar() as show:
         pruned = pruning.prune(
-            path, old, with_evidence=evidence, note=f"older than {older_than.strip()}", progress=show
+            location, old, with_evidence=evidence, note=f"older than {older_than.strip()}", progress=show
         )
     report(
         f"removed {plural(pruned.tombstones, 'tombstone')}, {plural(pruned.outcomes, 'outcome')}, "
         f"{plural(pruned.late_writes, 'late write')}, {plural(pruned.writers, 'process', 'processes')} and "
         f"{plural(pruned.evidence, 'rollout')} of evidence"
-        f"{'; tokcap vacuum gives their space back' if pruned.evidence else ''}"
+        f"{'; tokcap vacuum gives their space back' if pruned.evidence and isinstance(location, Path) else ''}"
     )
 
 

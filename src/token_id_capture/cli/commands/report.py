@@ -10,14 +10,13 @@ import typer
 
 from token_id_capture.cli.options import DatabaseOption, fail
 from token_id_capture.cli.options import report as say
-from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.evidence import RecordsOption, rollout_argument, told_in
 from token_id_capture.cli.output.tokenizer import vocabulary
 from token_id_capture.cli.output.units import show_bytes
 from token_id_capture.outputs.whole_files import whole_file
 
 if TYPE_CHECKING:
-    import sqlite3
+    from token_id_capture.store.driver import Connection
 
 _LISTED = 1_000
 
@@ -46,24 +45,24 @@ def report(
     one file that loads nothing, so it can be sent to others. tokcap view shows the same, live. Works on open, frozen,
     masked and retired rollouts, and changes nothing.
     """
-    from token_id_capture.store.file.read_only import read_only
+    from token_id_capture.store.reading import location_of, reading
 
     if every is (rollout is not None):
         fail("name one rollout, or say --all for all of them")
     # What a build logs is part of what the page shows.
     logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
-    path = database_file(database)
-    with read_only(path) as connection:
+    location = location_of(database)
+    with reading(location) as connection:
         if rollout is None:
-            html = _overview(connection, path.name, records)
+            html = _overview(connection, location.name, records)
         else:
-            html = _rollout(connection, path.name, rollout_argument(rollout), tokenizer)
+            html = _rollout(connection, location.name, rollout_argument(rollout), tokenizer)
     with whole_file(output, may_replace=_is_report) as stream:
         stream.write(html.encode())
     say(f"wrote {output}, {show_bytes(output.stat().st_size)}")
 
 
-def _rollout(connection: sqlite3.Connection, database: str, rollout_id: str, tokenizer: Path | None) -> str:
+def _rollout(connection: Connection, database: str, rollout_id: str, tokenizer: Path | None) -> str:
     from token_id_capture.report.model import PageData
     from token_id_capture.report.page import render
     from token_id_capture.report.reading import read_rollout
@@ -72,7 +71,7 @@ def _rollout(connection: sqlite3.Connection, database: str, rollout_id: str, tok
     return render(f"Rollout {data.id}: {data.badge}", PageData(database, rollout=data))
 
 
-def _overview(connection: sqlite3.Connection, database: str, records: Path | None) -> str:
+def _overview(connection: Connection, database: str, records: Path | None) -> str:
     from token_id_capture.report.model import PageData
     from token_id_capture.report.page import render
     from token_id_capture.report.reading import read_lines, read_overview

@@ -20,11 +20,11 @@ from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.tables import print_table
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Sequence
 
     from token_id_capture.explanation import CallTree
     from token_id_capture.store import CallSummary, RolloutDetail
+    from token_id_capture.store.driver import Connection
 
 
 def show(
@@ -56,7 +56,7 @@ def show(
         _print(detail, tree)
 
 
-def _tree(connection: sqlite3.Connection, rollout_id: str) -> CallTree | None:
+def _tree(connection: Connection, rollout_id: str) -> CallTree | None:
     from token_id_capture.errors import ConflictingEntryError, CorruptCaptureError, InvalidEntryError
     from token_id_capture.explanation import call_tree
     from token_id_capture.store.read.evidence import read_evidence

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from token_id_capture.cli.options import DatabaseOption, JsonOption, fail
-from token_id_capture.cli.output.database import database_file
+
+if TYPE_CHECKING:
+    from token_id_capture.store.postgres.sql import ServerSqlReader
+    from token_id_capture.store.read.sql import SqlReader
 
 STDIN = "-"
 
@@ -20,6 +25,12 @@ def sql(
     ] = STDIN,
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values instead of a table.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="On a server, end it after this time.")
+    ] = 60.0,
+    role: Annotated[
+        str | None, typer.Option("--role", metavar="NAME", help="On a server, run it as this role.")
+    ] = None,
 ) -> None:
     """Run one SQL statement that only reads, on a live database.
 
@@ -30,7 +41,6 @@ def sql(
     """
     from token_id_capture.cli.output import result_formats
     from token_id_capture.cli.output.spool import Spool
-    from token_id_capture.store.read.sql import sql_reader
 
     if json and csv:
         fail("--json and --csv contradict each other: give one of them")
@@ -40,7 +50,7 @@ def sql(
     try:
         with (
             Spool(sys.stdout.fileno()) as spool,
-            sql_reader(database_file(database), lambda: spool.failed) as reader,
+            _reader(database, timeout, role, lambda: spool.failed) as reader,
             reader.query(text) as (columns, pages),
         ):
             for piece in present(columns, pages):
@@ -49,6 +59,28 @@ def sql(
         raise
     except OSError as error:
         fail(f"the result cannot be written: {error.strerror or error}")
+
+
+@contextmanager
+def _reader(
+    database: str, timeout: float, role: str | None, should_stop: Callable[[], bool]
+) -> Iterator[SqlReader | ServerSqlReader]:
+    from token_id_capture.store.reading import location_of
+    from token_id_capture.store.server_url import ServerUrl
+
+    location = location_of(database)
+    if isinstance(location, ServerUrl):
+        from token_id_capture.store.postgres.sql import SqlLimits, server_sql_reader
+
+        with server_sql_reader(location, SqlLimits(timeout, role), should_stop) as server:
+            yield server
+        return
+    if role is not None:
+        fail("--role is for a server: a file has no roles")
+    from token_id_capture.store.read.sql import sql_reader
+
+    with sql_reader(location, should_stop) as file:
+        yield file
 
 
 def _from_stdin() -> str:

@@ -26,7 +26,9 @@ def vacuum(
     """
     from token_id_capture.store.maintain import vacuum as space
 
-    path = database_file(database)
+    path = database_file(
+        database, "PostgreSQL frees space by itself (autovacuum), and VACUUM (FULL) in psql gives it back to the disk"
+    )
     if full:
         report("warning: writers wait until the whole file is rewritten")
     with progress_bar() as show:

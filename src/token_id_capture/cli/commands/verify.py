@@ -13,7 +13,6 @@ from token_id_capture.cli.options import (
     printable,
     report,
 )
-from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import checked_in_words
 from token_id_capture.cli.output.units import plural
@@ -24,17 +23,18 @@ _MOST_LISTED = 10_000
 def verify(database: DatabaseOption, json: JsonOption = False) -> None:
     """Check what is stored against its digests.
 
-    The structure of the file, every reference, and of every call its tokens, its log probabilities, its content
+    The structure of a file, every reference, and of every call its tokens, its log probabilities, its content
     and the call that its prompt continues; of every snapshot that it is whole. Each damage is a line that names
     the call. Reads only, also while others write. Exit code 0: all is as it was stored; 1: something is
-    damaged; 2: the file cannot be read.
+    damaged; 2: the database cannot be read.
     """
     from token_id_capture.store.maintain import verification
+    from token_id_capture.store.reading import location_of
 
     let_others_go_first()
     checked, listed, damaged = verification.Checked(), [], 0
     with progress_bar() as show:
-        for damage in verification.verify(database_file(database), checked, show):
+        for damage in verification.verify(location_of(database), checked, show):
             damaged += 1
             if not json:
                 print(printable(str(damage)), flush=True)

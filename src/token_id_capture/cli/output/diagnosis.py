@@ -10,7 +10,7 @@ from token_id_capture.cli.output.units import plural, show_bytes, show_duration
 from token_id_capture.lifecycle import Outcome
 
 if TYPE_CHECKING:
-    from token_id_capture.store.maintain.health import Counted, Health, OpenCall
+    from token_id_capture.store.maintain.health import Counted, FileHealth, Health, OpenCall, ServerHealth
 
 _PINNED_WAL_BYTES: Final = 256 * 2**20
 _WORTHWHILE_FREE_BYTES: Final = 100 * 2**20
@@ -29,8 +29,11 @@ def diagnose(health: Health) -> Diagnosis:
     diagnosis = Diagnosis()
     _judge_calls(health, diagnosis)
     _judge_rollouts(health, diagnosis)
-    _judge_file(health, diagnosis)
-    _judge_space(health, diagnosis)
+    if health.file is not None:
+        _judge_file(health.file, diagnosis)
+        _judge_space(health.file, diagnosis, anybody_writes=health.anybody_writes)
+    if health.server is not None:
+        _judge_server(health.server, diagnosis)
     return diagnosis
 
 
@@ -108,10 +111,9 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
             )
 
 
-def _judge_file(health: Health, diagnosis: Diagnosis) -> None:
+def _judge_file(file: FileHealth, diagnosis: Diagnosis) -> None:
     from token_id_capture.store.file.location import is_known, is_refused, is_volatile
 
-    file = health.file
     if file.structure_damage:
         diagnosis.findings.append(
             f"the structure of the file is damaged ({file.structure_damage[0]}): back it up, then run tokcap verify "
@@ -150,12 +152,28 @@ def _judge_file(health: Health, diagnosis: Diagnosis) -> None:
         )
 
 
-def _judge_space(health: Health, diagnosis: Diagnosis) -> None:
-    file = health.file
+def _judge_server(server: ServerHealth, diagnosis: Diagnosis) -> None:
+    if server.problem and not server.standby:
+        diagnosis.findings.append(f"a store refuses this server: {server.problem}.")
+    if server.standby:
+        diagnosis.notes.append("this server is a standby: it is read here, and stores need the primary.")
+    if server.settings["full_page_writes"] == "off":
+        diagnosis.findings.append(
+            "full_page_writes is off there: unless its file system writes pages whole (ZFS does), a loss of power "
+            "damages what was acknowledged. Turn it on."
+        )
+    if server.settings["data_checksums"] == "off":
+        diagnosis.notes.append(
+            "data_checksums are off there: tokcap verify finds changed bytes of calls all the same; pg_checksums "
+            "turns them on for all tables, while the server is stopped."
+        )
+
+
+def _judge_space(file: FileHealth, diagnosis: Diagnosis, *, anybody_writes: bool) -> None:
     if file.wal_size > _PINNED_WAL_BYTES:
         why = (
             "a reader that keeps a transaction open pins it; end that process"
-            if health.anybody_writes
+            if anybody_writes
             else "no process was left to empty it; the next one that closes the store does"
         )
         diagnosis.findings.append(f"the WAL has grown to {show_bytes(file.wal_size)}: {why}.")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from token_id_capture.cli.options import fail
-from token_id_capture.cli.output.database import database_file
 
 if TYPE_CHECKING:
     from token_id_capture.report.records import Told
@@ -42,10 +41,10 @@ def stored_evidence(database: str, rollout_id: str) -> Evidence:
         UnknownRolloutError: there is no row of it.
         CorruptCaptureError: a call is damaged.
     """
-    from token_id_capture.store.file.read_only import read_only
     from token_id_capture.store.read.evidence import read_evidence
+    from token_id_capture.store.reading import location_of, reading
 
-    with read_only(database_file(database)) as connection:
+    with reading(location_of(database)) as connection:
         return read_evidence(connection, rollout_id)
 
 

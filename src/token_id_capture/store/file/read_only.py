@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from token_id_capture.errors import UnusableDatabaseError
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.connections import set_for_reading, translated
 from token_id_capture.store.file.location import file_uri, missing, reading_uri, stands_alone
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer, revision_of
@@ -85,7 +86,7 @@ def needs_a_writer(path: Path) -> bool:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: Connection) -> Iterator[None]:
     """Everything inside sees one state of the database. Keep it short: it pins the WAL."""
     connection.execute("BEGIN")
     try:

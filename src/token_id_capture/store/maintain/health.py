@@ -1,4 +1,4 @@
-"""What is left behind: facts about the file, its processes, its open calls and its rollouts.
+"""What is left behind: facts about the database, its processes, its open calls and its rollouts.
 
 Reads only, and nothing that an index or a short row does not hold: no blob is touched, so the
 counts take about a second for 100,000 rollouts. ``quick_check``, which reads the whole file, is
@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Final
 
 from token_id_capture.lifecycle import Outcome, State
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.connections import has_wal_reset_bug
 from token_id_capture.store.file.location import file_system_of
-from token_id_capture.store.file.read_only import read_only, transaction, wal_bytes
+from token_id_capture.store.file.read_only import transaction, wal_bytes
 from token_id_capture.store.file.revision import HEAD_REVISION
 from token_id_capture.store.maintain.backup import PARTIAL
 from token_id_capture.store.maintain.leftovers import abandoned
-from token_id_capture.store.maintain.liveness import Liveness, liveness_of
+from token_id_capture.store.maintain.liveness import Clock, Liveness, liveness
 from token_id_capture.store.maintain.verification import structure_damage
 from token_id_capture.store.outcome_order import latest_of
+from token_id_capture.store.reading import Location, reading
+from token_id_capture.store.server_url import ServerUrl
 
 _EXAMPLES: Final = 5
 _LATELY_SECONDS: Final = 3600.0
@@ -74,6 +77,20 @@ class FileHealth:
     wal_reset_bug: bool
     structure_damage: tuple[str, ...] | None
     leftovers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHealth:
+    """The database on a server; its size in bytes. ``settings`` are those that a loss of power puts to the test."""
+
+    url: str
+    size: int
+    version: str
+    standby: bool
+    settings: dict[str, str]
+    schema_revision: str
+    problem: str
+    """Why a store refuses it; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +158,14 @@ class RolloutHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Everything that ``examine`` found."""
+    """Everything that ``examine`` found, of a ``file`` or of a ``server``."""
 
     examined_at: float
-    file: FileHealth
+    file: FileHealth | None
     processes: tuple[ProcessHealth, ...]
     open_calls: tuple[OpenCall, ...]
     rollouts: RolloutHealth
+    server: ServerHealth | None = None
 
     @property
     def anybody_writes(self) -> bool:
@@ -160,26 +178,29 @@ class Health:
         )
 
 
-def examine(path: Path, *, check_structure: bool = True) -> Health:
-    """Collect the facts; ``check_structure`` reads the whole file once.
+def examine(location: Location, *, check_structure: bool = True) -> Health:
+    """Collect the facts; ``check_structure`` reads the whole of a file once.
 
     Raises:
-        UnusableDatabaseError: the file is missing, of another program, or damaged beyond reading.
+        UnusableDatabaseError: the database is missing, of another program, or damaged beyond reading.
     """
-    with read_only(path) as connection:
-        damage = tuple(structure_damage(connection)) if check_structure else None
+    with reading(location) as connection:
+        on_server = isinstance(location, ServerUrl)
+        damage = tuple(structure_damage(connection)) if check_structure and not on_server else None
         with transaction(connection):
-            processes = _processes(connection)
+            clock = Clock.of_server(connection) if on_server else None
+            processes = _processes(connection, clock)
             return Health(
-                examined_at=time.time(),
-                file=_file(connection, path, damage),
+                examined_at=time.time() if clock is None else clock.now,
+                file=None if isinstance(location, ServerUrl) else _file(connection, location, damage),
+                server=_server(connection, location) if isinstance(location, ServerUrl) else None,
                 processes=tuple(processes.values()),
                 open_calls=_open_calls(connection, processes),
                 rollouts=_rollouts(connection),
             )
 
 
-def _file(connection: sqlite3.Connection, path: Path, damage: tuple[str, ...] | None) -> FileHealth:
+def _file(connection: Connection, path: Path, damage: tuple[str, ...] | None) -> FileHealth:
     def pragma(name: str) -> int:
         return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
@@ -202,16 +223,31 @@ def _file(connection: sqlite3.Connection, path: Path, damage: tuple[str, ...] | 
     )
 
 
-def _processes(connection: sqlite3.Connection) -> dict[str, ProcessHealth]:
+def _server(connection: Connection, url: ServerUrl) -> ServerHealth:
+    from token_id_capture.store.postgres.session import facts
+
+    found = facts(connection)
+    return ServerHealth(
+        url=str(url),
+        size=connection.execute("SELECT pg_database_size(current_database())").fetchone()[0],
+        version=found.version,
+        standby=found.standby,
+        settings=found.settings,
+        schema_revision=HEAD_REVISION,
+        problem=found.problem,
+    )
+
+
+def _processes(connection: Connection, clock: Clock | None) -> dict[str, ProcessHealth]:
     return {
         writer_id: ProcessHealth(
-            writer_id, pid, host, liveness_of(pid, host, booted, started_at), started_at, last_seen_at
+            writer_id, pid, host, liveness(pid, host, booted, started_at, last_seen_at, clock), started_at, last_seen_at
         )
         for writer_id, pid, host, booted, started_at, last_seen_at in connection.execute(_WRITERS)
     }
 
 
-def _open_calls(connection: sqlite3.Connection, processes: dict[str, ProcessHealth]) -> tuple[OpenCall, ...]:
+def _open_calls(connection: Connection, processes: dict[str, ProcessHealth]) -> tuple[OpenCall, ...]:
     calls = []
     for rollout_id, model_call_id, writer_id, begun_at, state, reason, outcome in connection.execute(_OPEN_CALLS):
         process = processes[writer_id]
@@ -242,7 +278,7 @@ def _fate(liveness: Liveness, state: str, reason: str | None) -> str:
     return "in_flight" if liveness is Liveness.ALIVE else "unknown"
 
 
-def _rollouts(connection: sqlite3.Connection) -> RolloutHealth:
+def _rollouts(connection: Connection) -> RolloutHealth:
     health = RolloutHealth(by_state=dict(connection.execute(_STATES).fetchall()))
     for rollout_id, has_calls in connection.execute(_OPEN_ROLLOUTS):
         (health.open_with_calls if has_calls else health.open_without_calls).add(rollout_id)

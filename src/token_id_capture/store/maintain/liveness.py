@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.write.process import boot_id, start_tick
 
 # Rows of earlier releases tell no tick, and the clock has to do: how much later than its own row in
@@ -22,6 +24,31 @@ class Liveness(StrEnum):
     DEAD = "dead"
     UNKNOWN = "unknown"
     """It ran on another host or in another container, whose processes cannot be seen from here."""
+
+
+SILENT_SECONDS: Final = 60.0
+"""A process that writes to a server says every 10 s that it lives; one that did not for so long is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The clock of a server, by which the processes of all hosts say when they were seen."""
+
+    now: float
+
+    @classmethod
+    def of_server(cls, connection: Connection) -> Self:
+        """Read it, in seconds since the epoch."""
+        return cls(connection.execute("SELECT extract(epoch FROM clock_timestamp())::double precision").fetchone()[0])
+
+
+def liveness(pid: int, host: str, booted: str, started_at: float, last_seen_at: float, clock: Clock | None) -> Liveness:
+    """What is known of a process: by a look at it, and where it cannot be seen from here, by its latest word to a
+    server. Without ``clock`` the database is a file, in which no process says anything while it has no work."""
+    found = liveness_of(pid, host, booted, started_at)
+    if found is not Liveness.UNKNOWN or clock is None:
+        return found
+    return Liveness.ALIVE if clock.now - last_seen_at <= SILENT_SECONDS else Liveness.DEAD
 
 
 def liveness_of(pid: int, host: str, booted: str, started_at: float) -> Liveness:

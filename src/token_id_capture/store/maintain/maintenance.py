@@ -8,22 +8,42 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from token_id_capture.errors import ReplacedDatabaseError
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.connections import BUSY_TIMEOUT_MILLISECONDS, translated
 from token_id_capture.store.file.durability import cut_short, settle
 from token_id_capture.store.file.lock import WriterLock
 from token_id_capture.store.file.opening import open_for_writing
+from token_id_capture.store.reading import Location
+from token_id_capture.store.server_url import ServerUrl
 from token_id_capture.store.write.queue import Batch
 
 # flock does not hand over in order: whoever unlocks and locks again at once overtakes those who wait.
 _SHORTEST_PAUSE_SECONDS: Final = 0.001
 _CHECKPOINT_ATTEMPTS: Final = 20
 _CHECKPOINT_PAUSE_SECONDS: Final = 0.1
+
+
+class Housekeeping(Protocol):
+    """What writes to a database of either kind, one short step at a time."""
+
+    @property
+    def connection(self) -> Connection:
+        """Where it reads, and writes within a transaction."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Batch]:
+        """One step in a transaction, which commits unless an error leaves the block."""
+        ...
+
+    def lock(self, batch: Batch, rollout_ids: Iterable[str]) -> None:
+        """Keep others from these rollouts until the transaction ends."""
+        ...
 
 
 class Maintenance:
@@ -60,6 +80,9 @@ class Maintenance:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    def lock(self, batch: Batch, rollout_ids: Iterable[str]) -> None:
+        """Nothing is to be done: the writer lock keeps others from the whole file."""
 
     def checkpoint(self) -> bool:
         """Move the WAL into the file and cut both to size; False if a reader kept it from that."""
@@ -101,3 +124,20 @@ def maintenance(path: Path, *, create: bool = False) -> Iterator[Maintenance]:
         raise translated(error, path) or error from error
     finally:
         writer_lock.close()
+
+
+@contextmanager
+def housekeeping(location: Location) -> Iterator[Housekeeping]:
+    """Open an existing database, wherever it is, for short steps that write.
+
+    Raises:
+        UnusableDatabaseError: it is missing or cannot be used.
+    """
+    if isinstance(location, ServerUrl):
+        from token_id_capture.store.postgres.direct import server_maintenance
+
+        with server_maintenance(location) as server:
+            yield server
+    else:
+        with maintenance(location) as file:
+            yield file

@@ -6,20 +6,21 @@ Rollouts that are open, or frozen without a outcome, are never touched, however 
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from token_id_capture import reasons
 from token_id_capture.lifecycle import Outcome, State
-from token_id_capture.store.file.read_only import read_only
-from token_id_capture.store.maintain.liveness import Liveness, liveness_of
-from token_id_capture.store.maintain.maintenance import Maintenance, maintenance
+from token_id_capture.store.driver import Connection
+from token_id_capture.store.maintain.liveness import Clock, Liveness, liveness
+from token_id_capture.store.maintain.maintenance import Housekeeping, housekeeping
 from token_id_capture.store.maintain.verification import Progress
 from token_id_capture.store.outcome_order import FORBIDS_TRAINING, latest_of
+from token_id_capture.store.reading import Location, reading
+from token_id_capture.store.server_url import ServerUrl
 from token_id_capture.store.write.process import boot_id
 from token_id_capture.store.write.queue import Batch
 from token_id_capture.store.write.retirement import Removal, remove
@@ -43,7 +44,9 @@ _OUTCOMES = """
       AND NOT EXISTS (SELECT 1 FROM snapshots AS s WHERE s.snapshot_id = o.snapshot_id) AND
 """ + _IS_GONE.format(row="o")
 _LATE_WRITES = "FROM late_writes AS w WHERE w.attempted_at < :before AND" + _IS_GONE.format(row="w")
-_OLD_WRITERS = "SELECT writer_id, pid, host, boot_id, started_at FROM writers WHERE last_seen_at < :before"
+_OLD_WRITERS = (
+    "SELECT writer_id, pid, host, boot_id, started_at, last_seen_at FROM writers WHERE last_seen_at < :before"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Pruned:
     writers: int = 0
 
 
-def find_old(path: Path, older_than_seconds: float) -> Old:
+def find_old(location: Location, older_than_seconds: float) -> Old:
     """Look for what may go; nothing is changed.
 
     Raises:
@@ -87,21 +90,21 @@ def find_old(path: Path, older_than_seconds: float) -> Old:
     """
     before = time.time() - older_than_seconds
     parameters = {"before": before}
-    with read_only(path) as connection:
+    with reading(location) as connection:
         evidence = connection.execute(f"SELECT r.rollout_id, o.reason {_EVIDENCE}", parameters).fetchall()
         return Old(
             before=before,
             tombstones=_count(connection, _TOMBSTONES, parameters),
             outcomes=_count(connection, _OUTCOMES, parameters),
             late_writes=_count(connection, _LATE_WRITES, parameters),
-            writers=_forgettable_writers(connection, parameters),
+            writers=_forgettable_writers(connection, parameters, location),
             evidence=tuple(rollout_id for rollout_id, _ in evidence),
             evidence_reasons=Counter(reason for _, reason in evidence),
         )
 
 
 def prune(
-    path: Path, old: Old, *, with_evidence: bool, note: str, progress: Progress = lambda what, done, total: None
+    location: Location, old: Old, *, with_evidence: bool, note: str, progress: Progress = lambda what, done, total: None
 ) -> Pruned:
     """Remove what ``find_old`` found and is still as old, in short steps between which others write.
 
@@ -114,7 +117,7 @@ def prune(
     """
     pruned = Pruned()
     parameters = {"before": old.before}
-    with maintenance(path) as work:
+    with housekeeping(location) as work:
         if with_evidence:
             _retire_evidence(work, old, f"{reasons.PRUNED}: {note}", pruned, progress)
         while swept := _sweep_tombstones(work, parameters):
@@ -129,15 +132,16 @@ def prune(
     return pruned
 
 
-def _count(connection: sqlite3.Connection, rows: str, parameters: dict[str, Any]) -> int:
+def _count(connection: Connection, rows: str, parameters: dict[str, Any]) -> int:
     return int(connection.execute(f"SELECT count(*) {rows}", parameters).fetchone()[0])
 
 
-def _retire_evidence(work: Maintenance, old: Old, reason: str, pruned: Pruned, progress: Progress) -> None:
+def _retire_evidence(work: Housekeeping, old: Old, reason: str, pruned: Pruned, progress: Progress) -> None:
     for start in range(0, len(old.evidence), _ROLLOUTS_PER_STEP):
         progress("evidence", start, len(old.evidence))
         listed = json.dumps(old.evidence[start : start + _ROLLOUTS_PER_STEP])
         with work.transaction() as batch:
+            work.lock(batch, old.evidence[start : start + _ROLLOUTS_PER_STEP])
             # Looked up again, since a rollout may have been finalized or retired meanwhile.
             still = batch.connection.execute(
                 f"SELECT r.rollout_id, r.snapshot_id, r.version {_EVIDENCE} "
@@ -150,18 +154,21 @@ def _retire_evidence(work: Maintenance, old: Old, reason: str, pruned: Pruned, p
         pruned.evidence += len(still)
 
 
-def _sweep_tombstones(work: Maintenance, parameters: dict[str, Any]) -> int:
+def _sweep_tombstones(work: Housekeeping, parameters: dict[str, Any]) -> int:
     with work.transaction() as batch:
-        rows = batch.connection.execute(
-            f"SELECT rollout_id {_TOMBSTONES} ORDER BY retired_at LIMIT {_ROLLOUTS_PER_STEP}", parameters
-        ).fetchall()
-        remove(batch, Removal(tuple(row[0] for row in rows), keep_tombstone=False))
-    return len(rows)
+        oldest = f"SELECT rollout_id {_TOMBSTONES} ORDER BY retired_at LIMIT {_ROLLOUTS_PER_STEP}"
+        found = [row[0] for row in batch.connection.execute(oldest, parameters).fetchall()]
+        work.lock(batch, found)
+        # Looked at again behind the lock: an id may have been deleted and used anew meanwhile.
+        again = f"SELECT rollout_id {_TOMBSTONES} AND rollout_id IN (SELECT value FROM json_each(:listed))"
+        still = batch.connection.execute(again, {**parameters, "listed": json.dumps(found)}).fetchall()
+        remove(batch, Removal(tuple(row[0] for row in still), keep_tombstone=False))
+    return len(still)
 
 
-def _forget_outcomes(work: Maintenance, parameters: dict[str, Any]) -> int:
+def _forget_outcomes(work: Housekeeping, parameters: dict[str, Any]) -> int:
     forgotten = 0
-    last = _last_row(work.connection, "build_outcomes")
+    last = work.connection.execute("SELECT max(outcome_id) FROM build_outcomes").fetchone()[0] or 0
     for first in range(0, last, _ROWS_PER_STEP):
         with work.transaction() as batch:
             forgotten += batch.connection.execute(
@@ -172,26 +179,37 @@ def _forget_outcomes(work: Maintenance, parameters: dict[str, Any]) -> int:
     return forgotten
 
 
-def _forgettable_writers(connection: sqlite3.Connection, parameters: dict[str, Any]) -> tuple[str, ...]:
+def _forgettable_writers(connection: Connection, parameters: dict[str, Any], location: Location) -> tuple[str, ...]:
     """Processes that are gone, and that neither a call nor an intent names."""
-    gone = {row[0] for row in connection.execute(_OLD_WRITERS, parameters) if _cannot_write(*row[1:])}
+    on_server = isinstance(location, ServerUrl)
+    clock = Clock.of_server(connection) if on_server else None
+    gone = {row[0] for row in connection.execute(_OLD_WRITERS, parameters) if _cannot_write(*row[1:], clock=clock)}
     gone -= {row[0] for row in connection.execute("SELECT DISTINCT writer_id FROM call_intents")} if gone else set()
     for table in ("entries", "snapshot_entries", "late_writes"):
-        # No index names the writer, so the rows are read, some at a time so as not to pin the WAL.
-        for first in range(0, _last_row(connection, table) if gone else 0, _ROWS_PER_STEP):
-            rows = connection.execute(
-                f"SELECT DISTINCT writer_id FROM {table} WHERE rowid > ? AND rowid <= ?",
-                (first, first + _ROWS_PER_STEP),
-            )
-            gone.difference_update(row[0] for row in rows)
+        if gone:
+            gone.difference_update(_named_in(connection, table, at_once=on_server))
     return tuple(sorted(gone))
 
 
-def _cannot_write(pid: int, host: str, booted: str, started_at: float) -> bool:
+def _named_in(connection: Connection, table: str, *, at_once: bool) -> Iterator[str]:
+    """The processes that rows of a table name. No index has them, so the rows are read."""
+    if at_once:
+        yield from (row[0] for row in connection.execute(f"SELECT DISTINCT writer_id FROM {table}"))
+        return
+    # Some rows at a time, so as not to pin the WAL.
+    last = connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0] or 0
+    for first in range(0, last, _ROWS_PER_STEP):
+        some = f"SELECT DISTINCT writer_id FROM {table} WHERE rowid > ? AND rowid <= ?"
+        yield from (row[0] for row in connection.execute(some, (first, first + _ROWS_PER_STEP)))
+
+
+def _cannot_write(
+    pid: int, host: str, booted: str, started_at: float, last_seen_at: float, *, clock: Clock | None
+) -> bool:
     # WAL mode binds a file to one kernel, so a process of another boot has no part in it any more,
-    # wherever that was.
-    other_kernel = booted.partition("/")[0] != boot_id().partition("/")[0]
-    return other_kernel or liveness_of(pid, host, booted, started_at) is Liveness.DEAD
+    # wherever that was. Processes of a server come from many.
+    other_kernel = clock is None and booted.partition("/")[0] != boot_id().partition("/")[0]
+    return other_kernel or liveness(pid, host, booted, started_at, last_seen_at, clock) is Liveness.DEAD
 
 
 def _forget_writers(batch: Batch, old: Old) -> int:
@@ -200,7 +218,3 @@ def _forget_writers(batch: Batch, old: Old) -> int:
         "DELETE FROM writers WHERE writer_id IN (SELECT value FROM json_each(:listed)) AND last_seen_at < :before",
         {"listed": json.dumps(old.writers), "before": old.before},
     ).rowcount
-
-
-def _last_row(connection: sqlite3.Connection, table: str) -> int:
-    return connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0] or 0

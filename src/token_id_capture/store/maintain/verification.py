@@ -3,23 +3,26 @@
 The structure of the file comes first (``quick_check`` and ``foreign_key_check``, one read each),
 then every call of every rollout and snapshot. Calls are read one at a time and rollouts in
 transactions of their own, so memory stays flat and the WAL is never pinned for long; what is
-retired meanwhile is passed over.
+retired meanwhile is passed over. The structure of tables on a server is the server's to check (pg_amcheck).
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from token_id_capture.lifecycle import State
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION
 from token_id_capture.store.codec import PAYLOAD_MISMATCH, UNREADABLE, stored_payload_digest
+from token_id_capture.store.driver import Connection, by_name, is_damage
 from token_id_capture.store.file.read_only import read_only, transaction
 from token_id_capture.store.read.queries import ENTRY_ROW
+from token_id_capture.store.reading import Location, reading
 from token_id_capture.store.sequence_walk import SequenceWalk
+from token_id_capture.store.server_url import ServerUrl
 
 Progress = Callable[[str, int, int | None], None]
 """``progress(what, done, total)``; a total of None means that nobody knows."""
@@ -90,20 +93,24 @@ class _Source:
 
 
 def verify(
-    path: Path, checked: Checked, progress: Progress = lambda what, done, total: None, *, nobody_writes: bool = False
+    location: Location,
+    checked: Checked,
+    progress: Progress = lambda what, done, total: None,
+    *,
+    nobody_writes: bool = False,
 ) -> Iterator[Damage]:
-    """Check the whole file; ``checked`` counts along. The iterator is empty if nothing is damaged.
+    """Check the whole database; ``checked`` counts along. The iterator is empty if nothing is damaged.
 
     Args:
         nobody_writes: the caller alone knows this file; see ``read_only``.
 
     Raises:
-        UnusableDatabaseError: the file cannot be read as a capture database at all.
+        UnusableDatabaseError: it cannot be read as a capture database at all.
     """
-    with read_only(path, nobody_writes=nobody_writes) as connection:
-        connection.row_factory = sqlite3.Row
-        progress("structure", 0, None)
-        yield from _structure(connection)
+    with _opened(location, nobody_writes) as connection:
+        if not isinstance(location, ServerUrl):
+            progress("structure", 0, None)
+            yield from _structure(connection)
         total = connection.execute(_COUNT).fetchone()[0]
         progress("calls", 0, total)
         after = ""
@@ -114,7 +121,13 @@ def verify(
             after = page[-1]
 
 
-def structure_damage(connection: sqlite3.Connection) -> list[str]:
+def _opened(location: Location, nobody_writes: bool) -> AbstractContextManager[Connection]:
+    if nobody_writes and not isinstance(location, ServerUrl):
+        return read_only(location, nobody_writes=True)
+    return reading(location)
+
+
+def structure_damage(connection: Connection) -> list[str]:
     """What ``quick_check`` says, in words; empty if the file is sound. It reads the file once."""
     try:
         messages = [row[0] for row in connection.execute(f"PRAGMA quick_check({_MESSAGES})")]
@@ -125,7 +138,7 @@ def structure_damage(connection: sqlite3.Connection) -> list[str]:
     return [line for line in lines if line and line != "ok" and not line.startswith("***")]
 
 
-def _structure(connection: sqlite3.Connection) -> Iterator[Damage]:
+def _structure(connection: Connection) -> Iterator[Damage]:
     for message in structure_damage(connection):
         yield Damage(f"the structure of the file is damaged: {message}")
     try:
@@ -135,35 +148,37 @@ def _structure(connection: sqlite3.Connection) -> Iterator[Damage]:
         yield Damage(f"foreign keys cannot be checked: {error}")
 
 
-def _rollout(connection: sqlite3.Connection, rollout_id: str, checked: Checked) -> Iterator[Damage]:
+def _rollout(connection: Connection, rollout_id: str, checked: Checked) -> Iterator[Damage]:
     damages: list[Damage] = []
     try:
         with transaction(connection):
-            rollout = connection.execute(_ROLLOUT, (rollout_id,)).fetchone()
-            if rollout is None or rollout["state"] == State.RETIRED:
+            rollouts = by_name(connection.execute(_ROLLOUT, (rollout_id,)))
+            if not rollouts or rollouts[0]["state"] == State.RETIRED:
                 return
             checked.rollouts += 1
-            damages.extend(_rollout_now(connection, rollout_id, rollout, checked))
-    except sqlite3.DatabaseError as error:
+            damages.extend(_rollout_now(connection, rollout_id, rollouts[0], checked))
+    except Exception as error:
+        if not is_damage(error):
+            raise
         damages.append(Damage(f"cannot be read ({error})", rollout_id))
     # The caller may take its time over each, and the transaction must not wait for it.
     yield from damages
 
 
 def _rollout_now(
-    connection: sqlite3.Connection, rollout_id: str, rollout: sqlite3.Row, checked: Checked
+    connection: Connection, rollout_id: str, rollout: dict[str, Any], checked: Checked
 ) -> Iterator[Damage]:
     source = _Source(rollout_id, "", None, "entries WHERE rollout_id = ?", (rollout_id,))
     yield from _calls(connection, source)
     checked.calls += len(source.walk)
-    snapshots = connection.execute(_SNAPSHOTS, (rollout_id,)).fetchall()
+    snapshots = by_name(connection.execute(_SNAPSHOTS, (rollout_id,)))
     if rollout["state"] == State.FROZEN and rollout["snapshot_id"] not in {row["snapshot_id"] for row in snapshots}:
         yield source.damage(f"is frozen, but its snapshot {rollout['snapshot_id']} does not exist")
     for row in snapshots:
         yield from _snapshot(connection, rollout_id, row, checked)
 
 
-def _snapshot(connection: sqlite3.Connection, rollout_id: str, row: sqlite3.Row, checked: Checked) -> Iterator[Damage]:
+def _snapshot(connection: Connection, rollout_id: str, row: dict[str, Any], checked: Checked) -> Iterator[Damage]:
     key = row["snapshot_id"], row["version"]
     source = _Source(rollout_id, *key, "snapshot_entries WHERE snapshot_id = ? AND version = ?", key)
     if row["entries"] != row["entry_count"]:
@@ -175,14 +190,16 @@ def _snapshot(connection: sqlite3.Connection, rollout_id: str, row: sqlite3.Row,
     checked.snapshot_calls += len(source.walk)
 
 
-def _calls(connection: sqlite3.Connection, source: _Source) -> Iterator[Damage]:
+def _calls(connection: Connection, source: _Source) -> Iterator[Damage]:
     call_ids = [row[0] for row in connection.execute(_CALLS.format(source=source.rows), source.key)]
     statement = _CALL.format(source=source.rows)
     for call_id in call_ids:
         try:
-            row = connection.execute(statement, (*source.key, call_id)).fetchone()
-            problems = ["is missing from its index"] if row is None else problems_of_call(dict(row), source.walk)
-        except (sqlite3.DatabaseError, *UNREADABLE) as error:
+            rows = by_name(connection.execute(statement, (*source.key, call_id)))
+            problems = problems_of_call(rows[0], source.walk) if rows else ["is missing from its index"]
+        except Exception as error:
+            if not (isinstance(error, UNREADABLE) or is_damage(error)):
+                raise
             problems = [f"cannot be read ({error})"]
         for problem in problems:
             yield source.damage(problem, call_id)

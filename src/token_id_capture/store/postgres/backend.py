@@ -9,11 +9,11 @@ from typing import Any, TypeVar, TypeVarTuple
 import psycopg
 
 from token_id_capture.store.backend import Backend
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.postgres.errors import translated
 from token_id_capture.store.postgres.reader import PostgresReader
 from token_id_capture.store.postgres.weight_version import WeightVersionRow
 from token_id_capture.store.postgres.writer import DatabaseIdentity, PostgresWriter
-from token_id_capture.store.read.queries import Execute
 from token_id_capture.store.read.tokens import RowReader, ask
 from token_id_capture.store.server_url import ServerUrl
 from token_id_capture.store.write.queue import open_only

@@ -10,11 +10,11 @@ from typing import Final, TypeVar, TypeVarTuple
 
 import psycopg
 
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.postgres.connection import ServerConnection
 from token_id_capture.store.postgres.errors import is_gone
 from token_id_capture.store.postgres.session import connect
 from token_id_capture.store.postgres.writer import PATIENCE_SECONDS, DatabaseIdentity
-from token_id_capture.store.read.queries import Execute
 
 _KEPT: Final = 4
 _PAUSE_SECONDS: Final = 0.2

@@ -30,7 +30,7 @@ from token_id_capture.store import schema
 LOCAL_TABLES: Final = ("numbers",)
 """What only SQLite's views need."""
 
-_ORDERED: Final = ("entries", "snapshot_entries", "call_intents", "late_writes")
+_ORDERED: Final = ("rollouts", "entries", "snapshots", "snapshot_entries", "call_intents", "late_writes")
 _COPIES: Final = ("snapshot_entries", "snapshot_flags")
 _COUNTED: Final = {"incomplete_flags": "flag_id", "snapshot_flags": "snapshot_flag_id", "build_outcomes": "outcome_id"}
 _KEYS: Final = {
@@ -40,12 +40,17 @@ _KEYS: Final = {
     "snapshot_flags": ("rollout_id", "snapshot_id", "version", "snapshot_flag_id"),
     "build_outcomes": ("rollout_id", "outcome_id"),
 }
-# A key of SQLite that does not begin with rollout_id is an index here, and so is the order of storing.
+# A key of SQLite that does not begin with rollout_id is an index here, and so is the order of storing, of all rollouts
+# and of one.
 _MORE_INDEXES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "build_outcomes": {"build_outcomes_by_id": ("outcome_id",)},
-    "snapshots": {"snapshots_by_id": ("snapshot_id", "version")},
+    "call_intents": {"call_intents_in_order": ("rowid",)},
+    "incomplete_flags": {"incomplete_flags_in_order": ("flag_id",)},
+    "late_writes": {"late_writes_in_order": ("rowid",)},
+    "snapshots": {"snapshots_by_id": ("snapshot_id", "version"), "snapshots_in_order": ("rowid",)},
     "snapshot_entries": {"snapshot_entries_by_snapshot": ("snapshot_id", "version", "rowid")},
-    "entries": {"entries_by_order": ("rollout_id", "rowid")},
+    "entries": {"entries_of_rollout_in_order": ("rollout_id", "rowid"), "entries_in_order": ("rowid",)},
+    "rollouts": {"rollouts_in_order": ("rowid",)},
 }
 _NO_INDEX: Final = {"incomplete_flags_by_rollout", "snapshots_by_rollout"}
 """Their table's key does it."""

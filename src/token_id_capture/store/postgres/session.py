@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.revision import HEAD_REVISION
 from token_id_capture.store.postgres.connection import ServerConnection
 from token_id_capture.store.server_url import ServerUrl
@@ -28,9 +29,11 @@ _DEFAULTS: Final = {
     "fallback_application_name": "tokcap",
 }
 
+_SETTINGS: Final = ("synchronous_commit", "fsync", "full_page_writes", "data_checksums")
 _FACTS: Final = """
-    SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes'),
-           pg_is_in_recovery(), current_setting('server_version'), getdatabaseencoding()
+    SELECT current_setting('server_version'), pg_is_in_recovery(), getdatabaseencoding(),
+           current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes'),
+           current_setting('data_checksums')
 """
 # Not to_regclass, which remembers within a transaction that there was no table before it waited for a lock.
 _TABLES: Final = """
@@ -43,19 +46,17 @@ _TABLES: Final = """
 class ServerFacts:
     """What a server says of itself."""
 
-    synchronous_commit: str
-    fsync: str
-    full_page_writes: str
-    standby: bool
     version: str
+    standby: bool
     encoding: str
+    settings: dict[str, str]
 
     @property
     def problem(self) -> str:
         """Why what it acknowledges may be lost, or cannot be stored at all; empty if it is fit."""
-        if self.synchronous_commit == "off":
+        if self.settings["synchronous_commit"] == "off":
             return "synchronous_commit is off there, so a crash of the server loses what it acknowledged: turn it on"
-        if self.fsync == "off":
+        if self.settings["fsync"] == "off":
             return "fsync is off there, so a loss of power destroys what it acknowledged: turn it on"
         if self.standby:
             return "it is a standby, which takes no writes: name the primary"
@@ -81,9 +82,10 @@ def connect(url: ServerUrl) -> ServerConnection:
     return ServerConnection(raw)
 
 
-def facts(connection: ServerConnection) -> ServerFacts:
+def facts(connection: Connection) -> ServerFacts:
     """Ask the server about itself."""
-    return ServerFacts(*connection.one(_FACTS))
+    version, standby, encoding, *values = connection.execute(_FACTS).fetchone()
+    return ServerFacts(version, standby, encoding, dict(zip(_SETTINGS, values, strict=True)))
 
 
 def check_server(connection: ServerConnection, url: ServerUrl) -> None:

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.connections import reading_engine
-from token_id_capture.store.read.queries import Execute
 
 _CLOSE_SECONDS: Final = 10.0
 

@@ -7,7 +7,6 @@ what it returns is one state of the rollout, whoever writes meanwhile.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,16 +15,18 @@ from token_id_capture import reasons
 from token_id_capture.lifecycle import BuildOutcome, Flag, Intent, LateWrite, State
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.store.codec import unpack_rollout
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.read_only import transaction
 from token_id_capture.store.outcome_order import OLDEST_FIRST
 from token_id_capture.store.read import queries
 
 _ROLLOUTS_PER_PAGE: Final = 200
 
-# The plus keeps SQLite from the index by state, after which every page would have to be sorted.
 _PAGE = """
-    SELECT rollout_id FROM rollouts AS r WHERE rollout_id > :after AND +{wanted} ORDER BY rollout_id LIMIT :limit
+    SELECT rollout_id FROM rollouts AS r WHERE rollout_id > :after AND {wanted} ORDER BY rollout_id LIMIT :limit
 """
+# An expression keeps SQLite from the index by state, after which every page would have to be sorted.
+_NOT_BY_INDEX = "CAST(r.state AS TEXT)"
 _ROLLOUT = """
     SELECT state, version, snapshot_id, opened_at, frozen_at, retired_at,
            EXISTS (SELECT 1 FROM incomplete_flags AS f WHERE f.rollout_id = r.rollout_id)
@@ -83,10 +84,10 @@ class Scope:
         """What the conditions of ``conditions`` name."""
         return {"since": self.opened_since, "listed": json.dumps(self.rollout_ids)}
 
-    def conditions(self, states: tuple[str, ...]) -> str:
+    def conditions(self, states: tuple[str, ...], state: str = "r.state") -> str:
         """What is true of a rollout that is meant and in one of these states."""
         listed = ", ".join(f"'{State(state)}'" for state in states)
-        found = [f"r.state IN ({listed})"]
+        found = [f"{state} IN ({listed})"]
         if self.rollout_ids:
             found.append("r.rollout_id IN (SELECT value FROM json_each(:listed))")
         if self.opened_since is not None:
@@ -97,28 +98,28 @@ class Scope:
 ALL_ROLLOUTS: Final = Scope()
 
 
-def rollout_ids(connection: sqlite3.Connection, states: tuple[str, ...], scope: Scope = ALL_ROLLOUTS) -> Iterator[str]:
+def rollout_ids(connection: Connection, states: tuple[str, ...], scope: Scope = ALL_ROLLOUTS) -> Iterator[str]:
     """The ids of the rollouts in these states, in their order, a page at a time."""
-    after, statement = "", _PAGE.format(wanted=scope.conditions(states))
+    after, statement = "", _PAGE.format(wanted=scope.conditions(states, _NOT_BY_INDEX))
     parameters = {**scope.parameters(), "limit": _ROLLOUTS_PER_PAGE}
     while page := connection.execute(statement, {**parameters, "after": after}).fetchall():
         yield from (row[0] for row in page)
         after = page[-1][0]
 
 
-def count_rollouts(connection: sqlite3.Connection, states: tuple[str, ...], scope: Scope = ALL_ROLLOUTS) -> int:
+def count_rollouts(connection: Connection, states: tuple[str, ...], scope: Scope = ALL_ROLLOUTS) -> int:
     """How many rollouts are in these states."""
     statement = f"SELECT count(*) FROM rollouts AS r WHERE {scope.conditions(states)}"
     return int(connection.execute(statement, scope.parameters()).fetchone()[0])
 
 
-def state_of(connection: sqlite3.Connection, rollout_id: str) -> State | None:
+def state_of(connection: Connection, rollout_id: str) -> State | None:
     """The state of a rollout; None if there is no row of it."""
     row = connection.execute("SELECT state FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
     return None if row is None else State(row[0])
 
 
-def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything: bool = True) -> Evidence:
+def read_evidence(connection: Connection, rollout_id: str, *, everything: bool = True) -> Evidence:
     """Read one rollout; without ``everything`` only its snapshot and outcomes.
 
     Raises:
@@ -166,12 +167,12 @@ def read_evidence(connection: sqlite3.Connection, rollout_id: str, *, everything
     )
 
 
-def _times(connection: sqlite3.Connection, rollout_id: str) -> dict[str, CallTimes]:
+def _times(connection: Connection, rollout_id: str) -> dict[str, CallTimes]:
     rows = connection.execute(_TIMES, {"rollout": rollout_id}).fetchall()
     return {call: CallTimes(None, stored_at) for call, stored_at in rows}
 
 
-def _missing(connection: sqlite3.Connection, rollout_id: str, snapshot: tuple[str, int] | None) -> tuple[Flag, ...]:
+def _missing(connection: Connection, rollout_id: str, snapshot: tuple[str, int] | None) -> tuple[Flag, ...]:
     """The flags that a freeze would give now: those of the snapshot that stands, else flags and open calls."""
     if snapshot is not None:
         return queries.snapshot_flags(connection.execute, *snapshot)
@@ -184,7 +185,7 @@ def _missing(connection: sqlite3.Connection, rollout_id: str, snapshot: tuple[st
 
 
 def _entry_rows(
-    connection: sqlite3.Connection, rollout_id: str, state: str, snapshot_id: str | None
+    connection: Connection, rollout_id: str, state: str, snapshot_id: str | None
 ) -> tuple[tuple[int, int] | None, queries.Rows]:
     """Version and completeness of the latest snapshot, None if there is none, and the rows of the calls."""
     if state != State.FROZEN:

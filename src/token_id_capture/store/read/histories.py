@@ -13,7 +13,7 @@ import orjson
 
 from token_id_capture.errors import CorruptCaptureError
 from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
-from token_id_capture.store.read.queries import Execute
+from token_id_capture.store.driver import Execute
 from token_id_capture.tokens import TokenIds
 
 _CHAINS_AT_ONCE: Final = 256
@@ -21,7 +21,7 @@ _CHAINS_AT_ONCE: Final = 256
 _CALLS = """
     SELECT h.model_call_id, h.chain, h.reasoning, h.call_ids, h.ended, e.prompt_length, e.rowid
     FROM call_histories AS h
-    CROSS JOIN entries AS e ON e.rollout_id = h.rollout_id AND e.model_call_id = h.model_call_id
+    LEFT JOIN entries AS e ON e.rollout_id = h.rollout_id AND e.model_call_id = h.model_call_id
     WHERE h.rollout_id = :rollout AND h.chain IN ({chains})
 """
 _ANSWERS = """
@@ -29,7 +29,7 @@ _ANSWERS = """
 """
 _PARTS = """
     WITH RECURSIVE above(call_id, distance) AS (
-        SELECT :call, 0
+        SELECT model_call_id, 0 FROM entries WHERE rollout_id = :rollout AND model_call_id = :call
         UNION ALL
         SELECT e.prefix_call_id, above.distance + 1 FROM above
           JOIN entries AS e ON e.rollout_id = :rollout AND e.model_call_id = above.call_id

@@ -5,34 +5,37 @@ Outcomes outlive the rollouts that they are of, so this also counts what was del
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
 from token_id_capture.lifecycle import Outcome, State
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.outcome_order import FORBIDS_TRAINING, latest_of
 
 # An administrator's release says nothing about a build, so what was decided before it counts.
 _IS_LATEST: Final = f"""o.outcome_id = {latest_of("o.snapshot_id", f"l.outcome <> '{Outcome.RELEASED}'")}"""
 _LATEST: Final = f"FROM build_outcomes AS o WHERE {_IS_LATEST}"
 _SPAN = f"SELECT min(recorded_at), max(recorded_at) FROM build_outcomes WHERE outcome <> '{Outcome.RELEASED}'"
+# A cast truncates in SQLite and rounds in PostgreSQL; whole numbers are divided alike.
+_SLOT: Final = "CAST((o.recorded_at - :start) * 1000000 AS BIGINT) / CAST(:width * 1000000 AS BIGINT)"
 _COUNTS = f"""
-    SELECT CAST((o.recorded_at - :start) / :width AS INTEGER) AS slot, o.outcome, o.reason, count(*),
-           coalesce(sum(json_extract(o.metrics, '$.generated_tokens_captured')), 0),
-           coalesce(sum(json_extract(o.metrics, '$.generated_tokens_delivered')), 0)
+    SELECT {_SLOT} AS slot, o.outcome, o.reason, count(*),
+           coalesce(sum(CAST(json_extract(o.metrics, '$.generated_tokens_captured') AS INTEGER)), 0),
+           coalesce(sum(CAST(json_extract(o.metrics, '$.generated_tokens_delivered') AS INTEGER)), 0)
     {_LATEST} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 """
 _CAUSES = f"""
-    SELECT o.reason, j.key, sum(j.value) FROM build_outcomes AS o JOIN json_each(o.metrics, '$.causes') AS j
+    SELECT o.reason, j.key, sum(CAST(j.value AS INTEGER))
+    FROM build_outcomes AS o CROSS JOIN json_each(o.metrics, '$.causes') AS j
     WHERE {_IS_LATEST} AND o.{FORBIDS_TRAINING} GROUP BY 1, 2 ORDER BY 3 DESC, 2
 """
 _CAUSES_IN_TIME = f"""
-    SELECT CAST((o.recorded_at - :start) / :width AS INTEGER), j.key, sum(j.value)
-    FROM build_outcomes AS o JOIN json_each(o.metrics, '$.causes') AS j WHERE {_IS_LATEST} GROUP BY 1, 2
+    SELECT {_SLOT}, j.key, sum(CAST(j.value AS INTEGER))
+    FROM build_outcomes AS o CROSS JOIN json_each(o.metrics, '$.causes') AS j WHERE {_IS_LATEST} GROUP BY 1, 2
 """
 _BUILDS = f"""
-    SELECT o.rollout_id, o.outcome, json_extract(o.metrics, '$.n_calls'),
-           json_extract(o.metrics, '$.generated_tokens_captured')
+    SELECT o.rollout_id, o.outcome, CAST(json_extract(o.metrics, '$.n_calls') AS INTEGER),
+           CAST(json_extract(o.metrics, '$.generated_tokens_captured') AS INTEGER)
     {_LATEST} ORDER BY o.outcome_id DESC LIMIT :limit
 """
 # Of whole rollouts, since a part of one would look fresher than it is.
@@ -109,52 +112,52 @@ class KeptEvidence:
     recorded_at: float
 
 
-def outcome_span(connection: sqlite3.Connection) -> tuple[float, float] | None:
+def outcome_span(connection: Connection) -> tuple[float, float] | None:
     """When the first and the last outcome was recorded; None if none was."""
     first, last = connection.execute(_SPAN).fetchone()
     return None if first is None else (first, last)
 
 
-def outcome_counts(connection: sqlite3.Connection, start: float, width: float) -> list[OutcomeCount]:
+def outcome_counts(connection: Connection, start: float, width: float) -> list[OutcomeCount]:
     """Rollouts by outcome and reason, in slots of ``width`` seconds from ``start`` on."""
     return [OutcomeCount(*row) for row in connection.execute(_COUNTS, {"start": start, "width": width}).fetchall()]
 
 
-def cause_counts(connection: sqlite3.Connection) -> list[CauseCount]:
+def cause_counts(connection: Connection) -> list[CauseCount]:
     """How often sequences of masked rollouts began anew, by reason and cause, the most frequent first."""
     return [CauseCount(*row) for row in connection.execute(_CAUSES).fetchall()]
 
 
-def causes_in_time(connection: sqlite3.Connection, start: float, width: float) -> list[tuple[int, str, int]]:
+def causes_in_time(connection: Connection, start: float, width: float) -> list[tuple[int, str, int]]:
     """Slot, cause and number: how often sequences began anew, whatever the outcome."""
     return connection.execute(_CAUSES_IN_TIME, {"start": start, "width": width}).fetchall()
 
 
-def built_rollouts(connection: sqlite3.Connection, limit: int) -> list[BuiltRollout]:
+def built_rollouts(connection: Connection, limit: int) -> list[BuiltRollout]:
     """The rollouts with the latest outcomes, the last first."""
     return [BuiltRollout(*row) for row in connection.execute(_BUILDS, {"limit": limit}).fetchall()]
 
 
-def weight_versions(connection: sqlite3.Connection, rollouts: int) -> list[int]:
+def weight_versions(connection: Connection, rollouts: int) -> list[int]:
     """How many versions of the weights answered each of the latest rollouts whose captures are in the file."""
     return [count for _, count in connection.execute(_WEIGHTS, {"rollouts": rollouts}).fetchall()]
 
 
-def state_counts(connection: sqlite3.Connection) -> dict[str, int]:
+def state_counts(connection: Connection) -> dict[str, int]:
     """Rollouts by state."""
     return dict(connection.execute(_STATES).fetchall())
 
 
-def flag_counts(connection: sqlite3.Connection) -> list[FlagCount]:
+def flag_counts(connection: Connection) -> list[FlagCount]:
     """Flags by reason, the most frequent first."""
     return [FlagCount(*row) for row in connection.execute(_FLAGS).fetchall()]
 
 
-def open_calls(connection: sqlite3.Connection) -> int:
+def open_calls(connection: Connection) -> int:
     """Calls that were begun and have not ended."""
     return int(connection.execute(_OPEN_CALLS).fetchone()[0])
 
 
-def kept_evidence(connection: sqlite3.Connection, limit: int) -> list[KeptEvidence]:
+def kept_evidence(connection: Connection, limit: int) -> list[KeptEvidence]:
     """The latest masked and failed rollouts that can still be looked into."""
     return [KeptEvidence(*row) for row in connection.execute(_KEPT, {"limit": limit}).fetchall()]

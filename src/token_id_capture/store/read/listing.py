@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from token_id_capture.lifecycle import State
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.outcome_order import FORBIDDING, FORBIDS_TRAINING
-from token_id_capture.store.read.queries import SUMMARIES, Execute, rollout_summary
+from token_id_capture.store.read.queries import SUMMARIES, rollout_summary
 from token_id_capture.store.read.summaries import RolloutSummary
 
 

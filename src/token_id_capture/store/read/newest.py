@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from token_id_capture.lifecycle import Outcome, State
-from token_id_capture.store.read.queries import SUMMARIES, Execute, rollout_summary
+from token_id_capture.store.driver import Execute
+from token_id_capture.store.read.queries import SUMMARIES, rollout_summary
 from token_id_capture.store.read.summaries import RolloutSummary
 
 # What each table numbers; a table of rows that are only ever changed in place is looked at with another one.
@@ -50,7 +51,7 @@ class Wanted:
     def conditions(self) -> Iterator[str]:
         """What SQL asks of a row of ``SUMMARIES``."""
         if self.text is not None:
-            yield "instr(lower(r.rollout_id), lower(:text))"
+            yield "instr(lower(r.rollout_id), lower(:text)) > 0"
         if self.state is not None:
             yield "r.state = :state"
         if self.outcome is not None:
@@ -58,7 +59,7 @@ class Wanted:
         if self.reason is not None:
             yield "o.latest_reason = :reason"
         if self.cause is not None:
-            yield "instr(', ' || o.latest_causes, ', ' || :cause || ' ')"
+            yield "instr(', ' || o.latest_causes, ', ' || :cause || ' ') > 0"
 
 
 ANY: Final = Wanted()

@@ -8,9 +8,9 @@ which takes the same text and names. So nothing here is a word of one database a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from token_id_capture.errors import CorruptCaptureError, UnknownRolloutError
 from token_id_capture.lifecycle import (
@@ -26,6 +26,7 @@ from token_id_capture.lifecycle import (
     Purpose,
     State,
 )
+from token_id_capture.store.driver import Execute, Result
 from token_id_capture.store.outcome_order import OLDEST_FIRST
 from token_id_capture.store.read.summaries import (
     CallSummary,
@@ -33,20 +34,6 @@ from token_id_capture.store.read.summaries import (
     RolloutSummary,
 )
 
-
-class Result(Protocol):
-    """The rows of a statement."""
-
-    def fetchone(self) -> Any:
-        """The next row, or None."""
-        ...
-
-    def fetchall(self) -> Sequence[Any]:
-        """All rows that are left."""
-        ...
-
-
-Execute = Callable[[str, Mapping[str, Any]], Result]
 Rows = list[dict[str, Any]]
 
 SUMMARIES: Final = """
@@ -107,7 +94,7 @@ _ENTRIES = f"""
 # A call and the calls that its prompt is stored behind.
 _WITH_PREFIXES = f"""
     WITH RECURSIVE needed (call) AS (
-        VALUES (:call)
+        SELECT model_call_id FROM entries WHERE rollout_id = :rollout AND model_call_id = :call
         UNION
         SELECT e.prefix_call_id FROM entries AS e JOIN needed ON e.model_call_id = needed.call
         WHERE e.rollout_id = :rollout AND e.prefix_call_id IS NOT NULL

@@ -51,8 +51,8 @@ _WRITES: Final = {
     sqlite3.SQLITE_UPDATE: "UPDATE",
     sqlite3.SQLITE_DELETE: "DELETE",
 }
-_FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]*)", re.DOTALL)
-_READING_WORDS: Final = {"", "EXPLAIN", "SELECT", "VALUES", "WITH"}
+FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]*)", re.DOTALL)
+READING_WORDS: Final = {"", "EXPLAIN", "SELECT", "VALUES", "WITH"}
 
 
 def _never() -> bool:
@@ -117,8 +117,8 @@ class SqlReader:
                 raise InterruptedError("the query was stopped") from error
             raise KeyboardInterrupt from error
         if self._refusal:
-            word = _FIRST_WORD.match(statement)
-            if word is not None and word[1].upper() not in _READING_WORDS | {"PRAGMA"}:
+            word = FIRST_WORD.match(statement)
+            if word is not None and word[1].upper() not in READING_WORDS | {"PRAGMA"}:
                 self._refusal = word[1].upper()
             raise StatementError(f"{self._refusal} is refused: only statements that read are run") from error
         if "one statement at a time" in str(error):

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.file import forking
 from token_id_capture.store.file.open_files import Identity, identity
 from token_id_capture.store.file.read_only import connect, transaction
-from token_id_capture.store.read.queries import Execute
 
 _Given = TypeVarTuple("_Given")
 _Found = TypeVar("_Found")

@@ -11,8 +11,8 @@ from token_id_capture.lifecycle import Flag
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.records import TokenEntry
 from token_id_capture.store.codec import unpack_rollout
+from token_id_capture.store.driver import Execute
 from token_id_capture.store.read import queries
-from token_id_capture.store.read.queries import Execute
 
 _Given = TypeVarTuple("_Given")
 _Found = TypeVar("_Found")

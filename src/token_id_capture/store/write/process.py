@@ -13,8 +13,9 @@ from typing import Final, Self
 from sqlalchemy import bindparam, update
 from sqlalchemy.dialects.sqlite import insert
 
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.schema import writers
-from token_id_capture.store.write.statements import Connection, Statement
+from token_id_capture.store.write.statements import Statement
 
 LAST_SEEN_SECONDS: Final = 10.0
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from token_id_capture.errors import StoreClosedError, TokenCaptureError
-from token_id_capture.store.write.statements import Connection
+from token_id_capture.store.driver import Connection
 
 GROUP_ROWS: Final = 256
 GROUP_BYTES: Final = 16 * 2**20

@@ -10,48 +10,17 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.sql import ClauseElement, Insert
+
+from token_id_capture.store.driver import Connection
 
 _ROWS_AT_ONCE: Final = 64
 _VALUES = re.compile(r"VALUES (\((?::\w+(?:, )?)+\))")
 _PLACE = re.compile(r":(\w+)")
 _DIALECT = sqlite_dialect(paramstyle="named")
-
-
-class Cursor(Protocol):
-    """What a statement gave."""
-
-    @property
-    def rowcount(self) -> int:
-        """How many rows it changed."""
-        ...
-
-    def fetchone(self) -> Any:
-        """The next row, or None."""
-        ...
-
-    def fetchall(self) -> list[Any]:
-        """All rows that are left."""
-        ...
-
-
-class Connection(Protocol):
-    """What a statement runs on: ``sqlite3.Connection``, and what has its words for another database."""
-
-    def execute(self, statement: str, parameters: Any = ..., /) -> Cursor:
-        """Run one statement; its rows and their number come from what this returns."""
-        ...
-
-    def executemany(self, statement: str, rows: Any, /) -> Any:
-        """Run one statement for each row of parameters."""
-        ...
-
-    def getlimit(self, category: int, /) -> int:
-        """A limit of statements, by SQLite's number for it."""
-        ...
 
 
 class Statement:
