@@ -18,7 +18,7 @@ def responses_response(generation: Generation, request: ChatRequest, shown_id: s
     blocks: list[Block] = []
     if generation.reasoning:
         blocks.append(Block(BlockKind.REASONING, pieces=[generation.reasoning]))
-    if generation.text:
+    if generation.text or not (blocks or generation.calls):
         blocks.append(Block(BlockKind.TEXT, pieces=[generation.text]))
     blocks.extend(
         Block(BlockKind.CALL, call_id=call.call_id, name=call.name, pieces=[call.arguments])

@@ -54,8 +54,12 @@ class ResponsesWriter:
         return written + self._event("response.output_item.done", self._place(block, item=item))
 
     def finish(self, ending: Ending) -> bytes:
+        empty = b""
+        if not self._output:  # an answer without an item would be missing in the client's history
+            block = Block(BlockKind.TEXT, index=0)
+            empty = self.open(block) + self.close(block)
         response = ended_response(self._head, self._output, ending)
-        return self._event(f"response.{response['status']}", {"response": response})
+        return empty + self._event(f"response.{response['status']}", {"response": response})
 
     def fail(self, status: int, message: str, code: str) -> bytes:
         known = code if code in (CONTEXT_LENGTH_CODE, "rate_limit_exceeded") else "server_error"
