@@ -66,6 +66,21 @@ def write() -> Iterator[Path]:
         yield path
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something stands in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    if not path:
+        return other
+    key, *rest = path
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[key] = replaced(value[key], tuple(rest), other)
+    return copied
+
+
 if __name__ == "__main__":
     for path in write():
         sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from support.dialect_golden import FOLDER, golden, recorded
+from support.dialect_golden import FOLDER, golden, places, recorded, replaced
 from token_id_capture.server.dialects.chat import Dialect, History, InlineSystem, TranslationOptions
 from token_id_capture.server.dialects.fields import InvalidRequestError
 from token_id_capture.server.dialects.paths import Target, dialect_of, target_of
@@ -346,21 +346,6 @@ def test_ten_thousand_blocks_are_translated(target: Target) -> None:
     else:
         body = gemini({"role": "user", "parts": [{"text": "x"}] * 10_000})
     assert len(chat(target, body)["messages"][0]["content"]) == 10_000
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
-
-
-def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
-    if not path:
-        return other
-    key, *rest = path
-    copied = dict(value) if isinstance(value, dict) else list(value)
-    copied[key] = replaced(value[key], tuple(rest), other)
-    return copied
 
 
 EXAMPLES = [

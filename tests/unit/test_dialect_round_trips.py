@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -124,7 +123,7 @@ class Stored:
     def __init__(self, message: dict[str, Any]) -> None:
         self.message = message
 
-    async def answers_since(self, rollout_id: str, order: int) -> Sequence[StoredAnswer]:
+    async def answers_since(self, rollout_id: str, order: int) -> list[StoredAnswer]:
         return [] if order else [StoredAnswer(1, self.message)]
 
 
@@ -133,6 +132,7 @@ async def next_message(dialect: Dialect, message: dict[str, Any], history: Histo
     body = echo(dialect, shown(dialect, message), **echoed)
     request = read_request(Target(dialect, model="m"), body, TranslationOptions(history=history))
     await AnswerMemory(Stored(message)).restore("r", request.body["messages"], history)
+    found: dict[str, Any]
     (found,) = [one for one in request.body["messages"] if one["role"] == "assistant"]
     return found
 

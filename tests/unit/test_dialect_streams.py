@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.dialect_golden import places, replaced
 from support.dialect_streams import Said, request_of, said_in_response, said_in_stream
 from token_id_capture.server.dialects.chat import Dialect, read_generation
 from token_id_capture.server.dialects.stream import TranslatedStream
@@ -259,6 +261,25 @@ def test_why_a_generation_ended_is_said_in_messages(
     message = {"content": "x", "tool_calls": [call] if calls else []}
     choice = {"message": message, "finish_reason": finish, "stop_reason": stopped}
     assert whole(Dialect.MESSAGES, {"choices": [choice], "usage": USAGE["usage"]}).stop == reason
+
+
+ODD: tuple[Any, ...] = (None, 7, "x", [None])
+CALLED = {"index": 0, "id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+SAID = {"role": "assistant", "content": "t", "reasoning": "r", "tool_calls": [CALLED]}
+
+
+@DIALECTS
+def test_no_wrong_type_in_an_engines_response_fails_or_breaks_the_grammar(dialect: Dialect) -> None:
+    response = {"choices": [{"index": 0, "finish_reason": "stop", "message": SAID}], "usage": USAGE["usage"]}
+    for path, odd in product(places(response)[1:], ODD):
+        generation = read_generation(replaced(response, path, odd), "shown")
+        if generation is not None:
+            said_in_response(dialect, translated_response(generation, request_of(dialect), "shown"))
+    events = [chunk(SAID), {**chunk({}, "stop"), "usage": USAGE["usage"]}]
+    for path, odd in product(places(events)[1:], ODD):
+        written, ended = translated(dialect, [frames(*replaced(events, path, odd))])
+        if ended:
+            said_in_stream(dialect, written)
 
 
 def test_a_call_behind_an_unfinished_one_waits_for_its_end() -> None:
