@@ -4,7 +4,7 @@
 
     {errors, lifecycle, provenance, reasons} <- tokens <- records <- protocols <- config <- {builder, capture, store}
         <- {outputs, rebuild, server, sink} <- integrations <- consumer <- {delivery, explanation, testing}
-        <- {browse, export, finalize, report} <- hand_off <- cli <- __main__
+        <- {export, finalize, report} <- {hand_off, view} <- browse <- cli <- __main__
 
 Inside the three largest packages the same holds::
 
@@ -43,8 +43,9 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"integrations"}),
     frozenset({"consumer"}),
     frozenset({"delivery", "explanation", "testing"}),
-    frozenset({"browse", "export", "finalize", "report"}),
-    frozenset({"hand_off"}),
+    frozenset({"export", "finalize", "report"}),
+    frozenset({"hand_off", "view"}),
+    frozenset({"browse"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
@@ -99,7 +100,7 @@ HEAVY = {
     "pydantic_settings": {"server", "cli"},
     "rich": {"cli"},
     "sqlalchemy": {"store"},
-    "starlette": {"browse", "hand_off", "server", "testing"},
+    "starlette": {"hand_off", "server", "testing", "view"},
     "tokenizers": {"cli"},
     "torch": {"export"},
     "typer": {"cli"},
@@ -108,7 +109,7 @@ HEAVY = {
 
 # Only a process that works on the file itself opens a store.
 MAY_IMPORT_STORE = {
-    *("browse", "cli", "consumer", "export", "finalize", "hand_off", "integrations", "report", "store", ROOT),
+    *("browse", "cli", "consumer", "export", "finalize", "hand_off", "integrations", "report", "store", "view", ROOT),
 }
 
 # An import of the store when a module is imported would make the package heavy, so these import it

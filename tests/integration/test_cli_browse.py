@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import html
 import json
 import re
@@ -74,7 +75,7 @@ def address(database: Path) -> Iterator[str]:
 
 def cookie(url: str) -> str:
     key = KEYS["/".join(url.split("/")[:3])]
-    return f"tokcap-browse-{key[:8]}={key}"
+    return f"tokcap-browse-{hashlib.sha256(key.encode()).hexdigest()[:8]}={key}"
 
 
 def get(url: str, **headers: str) -> str:
@@ -225,7 +226,7 @@ def test_a_port_that_is_taken_is_one_line(tokcap: RunTokcap, database: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = tokcap("browse", "-d", database, "--port", taken.getsockname()[1])
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "Address already in use; choose another one with --port" in refused.stderr
+    assert "(Address already in use): choose another --host or --port" in refused.stderr
 
 
 def test_a_missing_database_is_one_line(tokcap: RunTokcap, tmp_path: Path) -> None:

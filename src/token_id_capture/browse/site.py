@@ -13,9 +13,9 @@ from datasette.database import Database
 from datasette.plugins import pm
 
 from token_id_capture.browse import plugin
-from token_id_capture.browse.access import KeyRequired
 from token_id_capture.browse.queries import describe_database
 from token_id_capture.store.file.read_only import connect
+from token_id_capture.view.access import KeyRequired
 
 DATABASE: Final = "captures"
 """The name of the database in the addresses of the pages, whatever the file is called."""
@@ -75,4 +75,4 @@ def make_site(path: Path, key: str) -> Any:
     )
     datasette.add_database(CaptureDatabase(datasette, path=str(path), is_mutable=True), name=DATABASE)
     asyncio.run(datasette.invoke_startup())
-    return KeyRequired(datasette.app(), key)
+    return KeyRequired(datasette.app(), key, "tokcap browse")

@@ -41,6 +41,7 @@ SUMMARIES: Final = {
     "sql": "Run one SQL statement that only reads, on a live database.",
     "vacuum": "Give free pages back to the file system.",
     "verify": "Check what is stored against its digests.",
+    "view": "Follow rollouts in a browser, live, while others write them.",
 }
 """Every command, with the first sentence of its help. It is a function of its name, in a module of its name."""
 

@@ -250,3 +250,18 @@ class PageData:
     overview: OverviewData | None = None
     rollouts: tuple[RolloutLine, ...] = ()
     live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinesPage:
+    """Lines of a list; whether there are ``more`` behind them."""
+
+    lines: tuple[RolloutLine, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why the server has no answer."""
+
+    error: str

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import secrets
-import socket
 from typing import Annotated
 
 import typer
 
 from token_id_capture.cli.options import DatabaseOption, fail, report
 from token_id_capture.cli.output.database import database_file
+from token_id_capture.cli.serving.listening import address_of, listener_at, shown_address
 
-_STARTED = "browse {} at http://{}:{}/captures?{} (read-only; Ctrl-C ends it)"
+_STARTED = "browse {} at http://{}/captures?{} (read-only; Ctrl-C ends it)"
+_CLIENT_SECONDS = 60.0
 
 
 def browse(
@@ -35,33 +35,17 @@ def browse(
     with read_only(path):
         pass  # whatever is wrong with the file is said now, not on a page
     try:
-        from token_id_capture.browse.access import KEY_PARAMETER
         from token_id_capture.browse.site import make_site
+        from token_id_capture.view.access import KEY_PARAMETER
     except ModuleNotFoundError as error:
         missing = (error.name or "Datasette").partition(".")[0]
         fail(f"tokcap browse needs {missing}: pip install 'token-id-capture[browse]'")
     import uvicorn
 
-    with _listener(host, port) as listener:
+    where = address_of(host, port, guarded=False, instead="every token could be read there; use 127.0.0.1")
+    with listener_at(where, _CLIENT_SECONDS) as listener:
         key = secrets.token_urlsafe(24)
         config = uvicorn.Config(make_site(path, key), log_level="warning", lifespan="on")
-        name, number = listener.getsockname()[:2]
-        shown = f"[{name}]" if ":" in name else name
-        report(_STARTED.format(path, shown, number, f"{KEY_PARAMETER}={key}"))
+        report(_STARTED.format(path, shown_address(listener), f"{KEY_PARAMETER}={key}"))
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        fail(f"cannot listen on {host}: {error.strerror}")
-    if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        fail(f"{host} can be reached from other machines, and every token could be read there: use 127.0.0.1")
-    from token_id_capture.server.listener import listen
-
-    try:
-        return listen(family, address)
-    except OSError as error:
-        fail(f"cannot listen on port {port} of {host}: {error.strerror}; choose another one with --port")

@@ -6,24 +6,38 @@ import ipaddress
 import math
 import socket
 import sys
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from token_id_capture.cli.options import fail
 from token_id_capture.server.listener import listen
 
 Address: TypeAlias = tuple[socket.AddressFamily, Any]
 
+# Who can call the gateway can use the engine, and write to any rollout.
+_INSTEAD: Final = "give --api-key-file, or --insecure to serve whoever connects"
 
-def address_of(host: str, port: int, *, guarded: bool) -> Address:
-    """Where to listen. Without a key only this machine may connect: who can call the gateway can use
-    the engine, and write to any rollout."""
+
+def address_of(host: str, port: int, *, guarded: bool, instead: str = _INSTEAD) -> Address:
+    """Where to listen. What is not ``guarded`` by a key only this machine may connect to; ``instead`` is what a
+    refusal advises."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         _cannot_listen(host, port, error)
-    if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        fail(f"{host} can be reached from other machines: give --api-key-file, or --insecure to serve whoever connects")
+    if not guarded and not is_loopback((family, address)):
+        fail(f"{host} can be reached from other machines: {instead}")
     return family, address
+
+
+def is_loopback(where: Address) -> bool:
+    """Whether only this machine can connect there."""
+    return ipaddress.ip_address(str(where[1][0]).partition("%")[0]).is_loopback
+
+
+def shown_address(listener: socket.socket) -> str:
+    """Host and port as they stand in a URL."""
+    name, number = listener.getsockname()[:2]
+    return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
 
 
 def listener_at(where: Address, client_timeout: float) -> socket.socket:

@@ -20,8 +20,11 @@ class Conversation {
     scroller.addEventListener("scroll", () => this.scrolled(), { passive: true });
   }
 
-  /** Show the calls of one sequence, or all if `numbers` is null. */
+  /** Show the calls of one sequence, or all if `numbers` is null. Parts of the same rollout stay open. */
   show(rollout, numbers = null) {
+    if (this.rollout?.id !== rollout.id) this.opened = new Set();
+    const run = this.rollout?.id === rollout.id && this.selected && rollout.call(this.selected.run.call.number)?.runs[this.selected.run.kind];
+    this.selected = run ? { run, index: this.selected.index } : null;
     this.rollout = rollout;
     this.tokens = new TokenText(this.scroller);
     this.tokens.measure(this.scroller);
@@ -34,6 +37,23 @@ class Conversation {
       this.articles.set(call.number, article);
       return this.tokens.near.add(article, this.guess(call, width), () => this.fill(article, call, this.shown[place - 1]));
     }));
+  }
+
+  /** Which call is read, and how far it is above the window; `return` puts it there again after `show`. */
+  place() {
+    const number = this.current(), article = this.articles.get(number);
+    const drawn = [...this.articles].filter(([, one]) => one.childElementCount).map(([one]) => one);
+    return { number, drawn, offset: article ? this.scroller.scrollTop - article.offsetTop : this.scroller.scrollTop };
+  }
+
+  return({ number, drawn, offset }) {
+    // Drawn now, so that their heights are known.
+    for (const one of drawn) if (this.articles.has(one)) this.tokens.near.fill(this.articles.get(one));
+    const jump = () => (this.scroller.scrollTop = (this.articles.get(number)?.offsetTop ?? 0) + offset);
+    jump();
+    const at = this.scroller.scrollTop;
+    // Once more when the rest is drawn, if nobody has scrolled meanwhile.
+    requestAnimationFrame(() => this.scroller.scrollTop === at && jump());
   }
 
   guess(call, width) {
@@ -118,8 +138,16 @@ class Conversation {
     const open = () => {
       if (details.childElementCount === 1) details.append(el("div", { class: "body" }, this.tokens.elements(run, from, to, width)));
     };
-    details.addEventListener("toggle", () => details.open && open());
+    const key = `${run.key}/${from}`;
+    details.addEventListener("toggle", () => {
+      this.opened[details.open ? "add" : "delete"](key);
+      if (details.open) open();
+    });
     folded.set(details, { run, from, to, open });
+    if (this.opened.has(key)) {
+      open();
+      details.open = true;
+    }
     return details;
   }
 

@@ -80,12 +80,11 @@ class Live {
     };
     status("connecting", "");
     this.events.onopen = () => {
-      if (this.lost) list.load();
-      this.lost = false;
+      // What changed before the first event is in this list.
+      list.load();
       status("live", "on");
     };
     this.events.onerror = () => {
-      this.lost = true;
       status("not connected", "off");
     };
     this.events.addEventListener("rollouts", (event) => {

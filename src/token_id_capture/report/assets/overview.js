@@ -38,7 +38,7 @@ class Overview {
     });
     const longest = Math.max(...labels.map((label) => label.length));
     const every = Math.max(1, Math.ceil((labels.length * longest) / 34));
-    const ticks = labels.flatMap((label, i) => (i % every ? [] : [el("text", { x: `${(i + 0.5) * pitch}%`, y: PLOT_HEIGHT + 14, "text-anchor": i === 0 && time ? "start" : i * pitch > 90 ? "end" : "middle" }, label)]));
+    const ticks = labels.flatMap((label, i) => (i % every || (time && i * pitch > 92) ? [] : [el("text", { x: `${(i + 0.5) * pitch}%`, y: PLOT_HEIGHT + 14, "text-anchor": "middle" }, label)]));
     const grid = [0, 0.5, 1].map((part) => el("line", { class: "grid", x1: "0%", x2: "100%", y1: PLOT_HEIGHT * part, y2: PLOT_HEIGHT * part }));
     const sum = named.map(([one]) => `${one.name} ${one.values.reduce((total, value) => total + value, 0)}`).join(", ");
     return el("figure", {},

@@ -44,8 +44,7 @@ class RolloutPage {
   }
 
   show(data, keep = false) {
-    const at = keep ? this.conversation.current() : 0, offset = keep ? this.scroller.scrollTop - (this.conversation.articles.get(at)?.offsetTop ?? 0) : 0;
-    const chosen = this.sequence.value;
+    const place = keep ? this.conversation.place() : null, chosen = this.sequence.value;
     this.rollout = new Rollout(data);
     this.makeHead();
     this.sequence.replaceChildren(el("option", { value: "" }, `All ${count(this.rollout.calls.length, "call")}`), ...this.rollout.sequences.map((one, i) => el("option", { value: i }, one.name)));
@@ -55,8 +54,7 @@ class RolloutPage {
     this.searcher = new Search(this.rollout);
     this.showSequence(sequence);
     if (keep) {
-      const article = this.conversation.articles.get(at);
-      this.scroller.scrollTop = article ? article.offsetTop + offset : offset;
+      this.conversation.return(place);
       if (this.query.value) this.search(false);
     } else {
       this.query.value = "";
@@ -80,12 +78,15 @@ class RolloutPage {
     const why = rollout.findings.map((finding) => this.finding(finding));
     const notes = rollout.notes.map((note) => el("li", {}, note));
     const records = this.records();
+    const open = new Map([...this.intro.querySelectorAll("details")].map((one) => [one.className, one.open]));
     this.intro.replaceChildren(
       el("p", { class: "headline" }, rollout.headline),
       el("p", { class: "quiet" }, rollout.summary),
       ...(why.length || notes.length ? [el("details", { class: "why", open: why.length > 0 }, el("summary", {}, "Why, and what to do"), why, notes.length ? el("ul", {}, notes) : null)] : []),
       ...(records ? [records] : []),
       ...(rollout.left_out ? [el("p", { class: "quiet" }, `The tokens of ${count(rollout.left_out, "call")} would make this page too large, and are left out.`)] : []));
+    if (this.shown === rollout.id) for (const one of this.intro.querySelectorAll("details")) one.open = open.get(one.className) ?? one.open;
+    this.shown = rollout.id;
   }
 
   finding(finding) {

@@ -107,7 +107,7 @@ class TokenText {
       const chunk = el("div", { class: `text ${run.kind}` });
       const last = cuts[i + 1];
       this.chunks.set(chunk, { run, from: first, to: last });
-      const fill = () => chunk.replaceChildren(...this.spans(run, first, last));
+      const fill = () => chunk.replaceChildren(...this.spans(run, first, last, i === 0));
       if (to - from <= 60) {
         fill();
         return chunk;
@@ -116,7 +116,7 @@ class TokenText {
     });
   }
 
-  spans(run, from, to) {
+  spans(run, from, to, begins) {
     const hits = this.hits.get(run.key) ?? [];
     const numbers = !run.rollout.texts;
     return run.pieces(from, to).map((piece, i) => {
@@ -126,7 +126,7 @@ class TokenText {
         span.className = `s p${shadeOf(run.logProbs[index])}`;
         // What was sampled can be seen, line ends too.
         text = text.replaceAll("\n", "↵\n");
-      } else if (to - from <= 3 && !text.trim()) text = text.replaceAll("\n", "↵");
+      } else if (begins && i === 0 && !text.trim()) text = text.replaceAll("\n", "↵");
       if (numbers) {
         span.classList.add("id");
         text += " ";

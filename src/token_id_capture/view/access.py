@@ -1,4 +1,4 @@
-"""Who may look: whoever opened the address that the command printed, and nobody under another name.
+"""Who may look: whoever opened the address that the command printed, or has the operator's key.
 
 The database is for its owner alone, and a port of loopback is for every user of the machine. So the address
 has a key in it, as Jupyter's does; a browser keeps it in a cookie from then on.
@@ -6,6 +6,7 @@ has a key in it, as Jupyter's does; a browser keeps it in a cookie from then on.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from typing import Final
 
@@ -18,29 +19,33 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 class KeyRequired:
-    """Lets through who has the key, in the address or in the cookie, and asks for a name of this machine.
+    """Lets through who has the key, in the address, in the cookie or as a bearer token.
 
-    A page of another site can make a browser send requests to loopback under a name of its own
-    (DNS rebinding), and would then be allowed to read the answers.
+    ``command`` is named in refusals. On ``loopback`` the request must also name this machine: a page of another
+    site can make a browser send requests there under a name of its own (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str, command: str, *, loopback: bool = True) -> None:
         self._app = app
         self._key = key.encode()
+        self._command = command
+        self._loopback = loopback
         # Browsers send the cookies of one port of a host to all, so each server has a name of its own.
-        self._cookie = f"tokcap-browse-{key[:8]}"
+        self._cookie = f"{command.replace(' ', '-')}-{hashlib.sha256(self._key).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(HTTPConnection(scope)) if scope["type"] in ("http", "websocket") else None
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
-        if not _is_loopback(request.headers.get("host", "")):
-            return PlainTextResponse("tokcap browse answers to 127.0.0.1 and localhost\n", 421)
-        if self._is_key(request.cookies.get(self._cookie, "")):
+        if self._loopback and not _is_loopback(request.headers.get("host", "")):
+            return PlainTextResponse(f"{self._command} answers to 127.0.0.1 and localhost\n", 421)
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        kept = request.cookies.get(self._cookie, "")
+        if self._is_key(kept) or (scheme.lower() == "bearer" and self._is_key(token.strip())):
             return None
         if not self._is_key(request.query_params.get(KEY_PARAMETER, "")):
-            return PlainTextResponse("Open the address that tokcap browse printed: it has the key in it.\n", 403)
+            return PlainTextResponse(f"Open the address that {self._command} printed: it has the key in it.\n", 403)
         # Without the key in it: addresses stay in histories, and are sent as referrers.
         response = RedirectResponse(request.url.remove_query_params(KEY_PARAMETER).components[2] or "/", 303)
         response.set_cookie(self._cookie, self._key.decode(), httponly=True, samesite="strict")

@@ -1,0 +1,78 @@
+"""``tokcap view``: rollouts as they run, in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from token_id_capture.cli.options import DatabaseOption, report
+from token_id_capture.cli.output.database import database_file, reading
+from token_id_capture.cli.output.evidence import RecordsOption, told_in
+from token_id_capture.cli.output.tokenizer import vocabulary
+from token_id_capture.cli.serving.keys import check_key_file, read_key
+from token_id_capture.cli.serving.listening import address_of, is_loopback, listener_at, shown_address
+
+_STARTED = "view {} at http://{}/?{} (read-only; Ctrl-C ends it)"
+_CLIENT_SECONDS = 60.0
+
+
+def view(
+    database: DatabaseOption,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on; others than loopback need a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65_535, help="0 takes a free one.")] = 8002,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="PATH", help="The policy's tokenizer.json: show the text of tokens too."),
+    ] = None,
+    records: RecordsOption = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            metavar="PATH",
+            help="A file with the key that lets somebody look; without it a new one is made, and printed.",
+        ),
+    ] = None,
+) -> None:
+    """Follow rollouts in a browser, live, while others write them.
+
+    On the left the rollouts, which can be searched and filtered; on the right one of them as a conversation, as tokcap
+    report shows it, and brought up to date as calls are stored; or all of them in plots. Read-only, on loopback, and
+    only for who has the key in the address that it prints: from another machine, forward the port, as with ssh -L
+    8002:127.0.0.1:8002, or name a key and an address.
+    """
+    import uvicorn
+
+    from token_id_capture.view.access import KEY_PARAMETER
+    from token_id_capture.view.app import make_app
+
+    path = database_file(database)
+    with reading(database):
+        pass  # whatever is wrong with the file is said now, not on a page
+    if api_key_file is not None:
+        check_key_file(api_key_file)
+    where = address_of(host, port, guarded=api_key_file is not None, instead="give --api-key-file")
+    # What a build logs is part of what the page shows.
+    logging.getLogger("token_id_capture").addHandler(logging.NullHandler())
+    key = secrets.token_urlsafe(24) if api_key_file is None else read_key(api_key_file)
+    app = make_app(
+        path,
+        key,
+        told=told_in(records),
+        vocabulary=None if tokenizer is None else vocabulary(tokenizer),
+        loopback=is_loopback(where),
+    )
+    with listener_at(where, _CLIENT_SECONDS) as listener:
+        # A key of a file is known to those who may look, and stays out of what terminals keep.
+        shown = key if api_key_file is None else "KEY"
+        report(_STARTED.format(path, shown_address(listener), f"{KEY_PARAMETER}={shown}"))
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
