@@ -53,7 +53,7 @@ def view(
     from token_id_capture.view.access import KEY_PARAMETER
     from token_id_capture.view.app import make_app
 
-    path = database_file(database)
+    path = database_file(database, "tokcap report shows rollouts of a server, too")
     with reading(database):
         pass  # whatever is wrong with the file is said now, not on a page
     if api_key_file is not None:
