@@ -11,7 +11,7 @@ Inside the three largest packages the same holds::
     store: driver <- {file, outcome_order, sequence_walk, server_url} <- {codec, schema} <- read <- write <- backend
         <- {local, postgres} <- reading <- {maintain, store} <- copying
     server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
-        <- {continuity, listener, middleware, prompt_ids, stream} <- call
+        <- {continuity, listener, middleware, prompt_ids, stream, upstreams} <- call
         <- {gateway, translation} <- {app, check}
     cli: options <- {output, serving} <- {commands, demo} <- main
 """
@@ -70,7 +70,7 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"dialects", "engines", "settings"}),
         frozenset({"wire"}),
         frozenset({"http"}),
-        frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream"}),
+        frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream", "upstreams"}),
         frozenset({"call"}),
         frozenset({"gateway", "translation"}),
         frozenset({"app", "check"}),

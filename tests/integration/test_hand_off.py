@@ -216,7 +216,7 @@ async def test_without_a_key_file_nothing_is_handed_off_and_no_key_reaches_the_e
     async with serving(create_app(NOBODY, store)) as (url, _):
         with pytest.raises(HandOffError, match="started without --hand-off-key-file"):
             await HandOffClient(url, KEY).__aenter__()
-    with pytest.raises(ConfigurationError, match="agents, who must not read token ids"):
+    with pytest.raises(ConfigurationError, match="of the hand-off is that of the agents"):
         create_app(NOBODY, None, api_key=KEY, hand_off=KeyedApp(HandOff(store).app(), KEY))
 
 

@@ -37,6 +37,7 @@ ADDED_TO_CHATS = {
     "return_weight_versions": True,
 }
 ADDED_TO_COMPLETIONS = {"logprobs": 0, "return_token_ids": True}
+APP_OPTIONS = ("engine", "api_key", "upstream_api_key", "operator_key", "shared_upstreams")
 
 
 class Recording(kit.Recording):
@@ -245,7 +246,7 @@ async def running_gateway(
     async with replay_engine() as engine:
         store = store or TokenCaptureStore(database)
         upstream = options.pop("upstream", engine.url)
-        given = {name: options.pop(name) for name in ("engine", "api_key", "upstream_api_key") if name in options}
+        given = {name: options.pop(name) for name in APP_OPTIONS if name in options}
         app = create_app(upstream, store, settings=GatewaySettings(**options), **given)
         async with (
             aiohttp.ClientSession(auto_decompress=False) as session,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from starlette.routing import Router
@@ -13,12 +15,12 @@ from starlette.types import ASGIApp
 from token_id_capture.errors import ConfigurationError, ReplacedDatabaseError
 from token_id_capture.protocols import TokenSink
 from token_id_capture.server.continuity.continuer import continuer_for
-from token_id_capture.server.defaults import ENGINE
+from token_id_capture.server.defaults import ADMIN, ENGINE, HAND_OFF
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import Engine, keeps_connections
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.admin import PROBE_PATHS, Operations
-from token_id_capture.server.http.auth import ApiKeyMiddleware, HandOffMiddleware, KeyedApp, NoBrowserMiddleware
+from token_id_capture.server.http.auth import ApiKeyMiddleware, KeyedApp, KeyedPathsMiddleware, NoBrowserMiddleware
 from token_id_capture.server.http.limits import BodyBudget, CallsInFlight
 from token_id_capture.server.http.metered import MeteredSink
 from token_id_capture.server.http.metrics import GatewayMetrics
@@ -31,12 +33,15 @@ from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.translation.answers import answer_memory
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
 from token_id_capture.server.translation.layer import DialectTranslation
+from token_id_capture.server.upstreams.pool import RemembersUpstreams, Upstreams
+from token_id_capture.server.upstreams.routes import UpstreamRoutes
+from token_id_capture.server.upstreams.shared import SharedList, Watch
 
 _logger = logging.getLogger(__name__)
 
 
 def create_app(
-    upstream: str,
+    upstream: str | Sequence[str],
     sink: TokenSink | None,
     *,
     engine: str | Engine = ENGINE,
@@ -44,12 +49,16 @@ def create_app(
     api_key: str | None = None,
     upstream_api_key: str | None = None,
     hand_off: KeyedApp | None = None,
+    operator_key: str | None = None,
+    shared_upstreams: Path | None = None,
 ) -> ASGIApp:
-    """A gateway in front of the engine at ``upstream`` that records in ``sink``.
+    """A gateway in front of the engine at ``upstream``, or of several, that records in ``sink``.
 
     ``engine`` is a name for ``engines.make_engine`` or an object that keeps its protocol. With
     ``api_key`` callers must send it; ``upstream_api_key`` is sent to the engine in place of theirs.
-    ``hand_off`` is served at ``/hand-off`` to those who send its key, which must be another one.
+    ``hand_off`` is served at ``/hand-off`` to those who send its key, which must be another one. So must
+    ``operator_key``: with it alone ``/admin`` is open, where upstreams are added and removed; processes of one server
+    share the file ``shared_upstreams`` for that.
     At startup the sink is opened if it has an ``open``; at shutdown it is closed, after the calls in flight.
 
     Raises:
@@ -58,13 +67,7 @@ def create_app(
     """
     settings = settings or GatewaySettings()
     adapter = make_engine(engine) if isinstance(engine, str) else engine
-    connections = Upstream(
-        upstream,
-        connect_timeout=settings.connect_timeout,
-        read_timeout=settings.read_timeout,
-        api_key=upstream_api_key,
-        keep_alive=keeps_connections(adapter),
-    )
+    connections = _upstreams(upstream, settings, adapter, sink, upstream_api_key)
     metrics = GatewayMetrics()
     named = engine if isinstance(engine, str) else type(engine).__name__
     continuer = continuer_for(adapter, settings.continuity, sink, connections, metrics, name=named)
@@ -86,29 +89,61 @@ def create_app(
     )
     counted = CallsInFlight(translated, metrics, limit=settings.max_concurrent_calls)
     captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
+    shared = SharedList(shared_upstreams)
+    admin = UpstreamRoutes(connections, shared, named, may_change=operator_key is not None)
     app: ASGIApp = Router(
-        Operations(Readiness(sink, connections.reach), metrics, sink, weights).routes(),
+        [*Operations(Readiness(sink, connections.reach), metrics, sink, weights).routes(), admin.route()],
         # Not a Mount, which would take the first slash off the path that is passed on.
         default=captured,
         redirect_slashes=False,
-        lifespan=_lifespan(connections, sink, Monitor(metrics, sink)),
+        lifespan=_lifespan(connections, sink, [Monitor(metrics, sink), Watch(connections, shared)]),
     )
-    return _guarded(app, settings, metrics, api_key, hand_off)
+    return _guarded(app, settings, metrics, _Keys(api_key, operator_key, hand_off))
 
 
-def _guarded(
-    app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics, api_key: str | None, hand_off: KeyedApp | None
-) -> ASGIApp:
-    """The gateway behind its key, and the hand-off behind another one."""
-    if hand_off is not None and hand_off.key == api_key:
-        raise ConfigurationError(
-            "the key of the hand-off is that of the agents, who must not read token ids: make another one"
+def _upstreams(
+    addresses: str | Sequence[str], settings: GatewaySettings, adapter: Engine, sink: object, api_key: str | None
+) -> Upstreams:
+    def make(address: str) -> Upstream:
+        return Upstream(
+            address,
+            connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
+            api_key=api_key,
+            keep_alive=keeps_connections(adapter),
         )
+
+    memory = sink if isinstance(sink, RemembersUpstreams) else None
+    return Upstreams([addresses] if isinstance(addresses, str) else addresses, make, memory)
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Who may ask what: agents the gateway, the operator what is below ``/admin``, trainers the hand-off."""
+
+    agents: str | None
+    operator: str | None
+    hand_off: KeyedApp | None
+
+    def __post_init__(self) -> None:
+        for key, what in ((self.operator, "operator"), (self.hand_off and self.hand_off.key, "hand-off")):
+            if key is not None and key == self.agents:
+                raise ConfigurationError(f"the key of the {what} is that of the agents: make another one")
+
+
+def _guarded(app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics, keys: _Keys) -> ASGIApp:
+    """The gateway behind its key, and what agents must not reach behind others."""
+    api_key, operated = keys.agents, app
     if api_key is not None:
         app = ApiKeyMiddleware(app, api_key, metrics, open_paths=PROBE_PATHS)
     else:
         app = NoBrowserMiddleware(app, settings.allowed_hosts, open_paths=PROBE_PATHS)
-    return HandOffMiddleware(app, hand_off, metrics)
+    keyed: dict[str, ASGIApp | None] = {HAND_OFF: None}
+    if keys.hand_off is not None:
+        keyed[HAND_OFF] = ApiKeyMiddleware(keys.hand_off.app, keys.hand_off.key, metrics)
+    if keys.operator is not None:
+        keyed[ADMIN] = ApiKeyMiddleware(operated, keys.operator, metrics)
+    return KeyedPathsMiddleware(app, keyed)
 
 
 @runtime_checkable
@@ -119,7 +154,7 @@ class _Opens(Protocol):
 
 
 def _lifespan(
-    upstream: Upstream, sink: TokenSink | None, monitor: Monitor
+    upstreams: Upstreams, sink: TokenSink | None, watchers: Sequence[Monitor | Watch]
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     """What is open while the application serves."""
 
@@ -132,13 +167,15 @@ def _lifespan(
                 # The file is gone under a server that runs. Calls get 503 and /readyz says why; an end here
                 # would end the other workers with it, and their calls in flight.
                 _logger.error("%s", error)
-        monitor.start()
+        for watcher in watchers:
+            watcher.start()
         try:
             yield
         finally:
-            await monitor.stop()
+            for watcher in watchers:
+                await watcher.stop()
             try:
-                await upstream.close()
+                await upstreams.close()
             finally:
                 if sink is not None:
                     await sink.close()

@@ -27,5 +27,8 @@ CONTINUITY: Final = "off"
 STREAMING: Final = "auto"
 MAX_CONCURRENT_CALLS: Final = 4096
 
-HAND_OFF = "/hand-off"
-"""Where finished rollouts are handed off."""
+ADMIN: Final = "/admin"
+"""Below it is what an operator or a trainer asks and changes."""
+
+HAND_OFF: Final = "/hand-off"
+"""Below it finished rollouts are handed off."""

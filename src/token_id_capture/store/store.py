@@ -189,6 +189,10 @@ class TokenCaptureStore:
             tokens.ask, histories.answers_since, validate_rollout_id(rollout_id), order
         )
 
+    async def upstream_of(self, rollout_id: str) -> str | None:
+        """The address of the engine that served the rollout's latest stored call; None if nobody told."""
+        return await self._backend.read_tokens(tokens.ask, histories.upstream_of, validate_rollout_id(rollout_id))
+
     async def sequence_of(self, rollout_id: str, model_call_id: str) -> TokenIds | None:
         """The prompt and generation of a call; None if it is not stored."""
         known = self._recent.sequence_of(rollout_id, model_call_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from token_id_capture.cli.serving.options import (
     LogProbsModeOption,
     MaxTokensOption,
     ModelOption,
+    OperatorKeyOption,
     PortOption,
     ReadTimeoutOption,
     SessionHeadersOption,
@@ -48,7 +49,7 @@ from token_id_capture.cli.serving.options import (
     StreamingOption,
     TokenizePromptsOption,
     UpstreamKeyOption,
-    UpstreamOption,
+    UpstreamsOption,
     WorkersOption,
 )
 from token_id_capture.cli.serving.probe import checked, continuity_of, told
@@ -59,13 +60,14 @@ from token_id_capture.store.file.location import FREE_SPACE_FLOOR
 if TYPE_CHECKING:
     from token_id_capture.cli.serving.settings import WorkerSettings
     from token_id_capture.provenance import Policy
+    from token_id_capture.server.check.check import CheckResult
 
 _PROBE_SECONDS = 5.0
 _CHECK_SECONDS = 120.0
 
 
 def serve(
-    upstream: UpstreamOption,
+    upstream: UpstreamsOption,
     database: DatabaseOption,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8400,
@@ -82,6 +84,7 @@ def serve(
     api_key_file: KeyOption = None,
     upstream_api_key_file: UpstreamKeyOption = None,
     hand_off_key_file: HandOffKeyOption = None,
+    operator_key_file: OperatorKeyOption = None,
     insecure: InsecureOption = False,
     max_concurrent_calls: ConcurrencyOption = defaults.MAX_CONCURRENT_CALLS,
     free_space_floor: FreeSpaceOption = FREE_SPACE_FLOOR,
@@ -113,11 +116,10 @@ def serve(
     settings = _settings(options)
     address = address_of(host, port, guarded=api_key_file is not None or insecure)
     if check:
-        _check_upstream(settings.upstream)
+        _check_upstreams(settings.upstream)
     listener = listener_at(address, settings.client_timeout)
     settings = _check_database(settings)
-    if check:
-        settings = _check_engine(settings)
+    settings = _check_engines(settings) if check else settings
     _check_continuity(settings.engine, settings.continuity)
     os.environ.update(settings.as_environment())
     from token_id_capture.cli.serving.supervisor import run_server
@@ -153,11 +155,13 @@ def _settings(options: Mapping[str, Any]) -> WorkerSettings:
     from token_id_capture.server.engines import make_engine
     from token_id_capture.server.http.upstream import parse_upstream
 
-    parse_upstream(options["upstream"])
+    for url in options["upstream"]:
+        parse_upstream(url)
     make_engine(options["engine"])
     given = {name: value for name, value in options.items() if name in WorkerSettings.model_fields}
     given |= {name: _checked(given[name]) for name in given if name.endswith("_key_file")}
-    refuse_one_key(given["api_key_file"], given["hand_off_key_file"])
+    for name in ("hand_off_key_file", "operator_key_file"):
+        refuse_one_key(given["api_key_file"], given[name])
     try:
         return WorkerSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -165,25 +169,44 @@ def _settings(options: Mapping[str, Any]) -> WorkerSettings:
         raise ConfigurationError(f"TOKCAP_{str(first['loc'][0]).upper()}: {first['msg']}") from error
 
 
-def _check_upstream(url: str) -> None:
+def _check_upstreams(urls: Iterable[str]) -> None:
     from token_id_capture.server.http.upstream import parse_upstream
 
-    parsed = parse_upstream(url)
-    try:
-        socket.create_connection((str(parsed.host), parsed.port or 80), _PROBE_SECONDS).close()
-    except OSError as error:
-        problem = error.strerror or str(error)
-        fail(f"nothing listens at {url} ({problem}): start the engine first, or use --no-check")
+    for url in urls:
+        parsed = parse_upstream(url)
+        try:
+            socket.create_connection((str(parsed.host), parsed.port or 80), _PROBE_SECONDS).close()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            fail(f"nothing listens at {url} ({problem}): start the engine first, or use --no-check")
 
 
-def _check_engine(settings: WorkerSettings) -> WorkerSettings:
-    """The settings with what the check found out: which engine it is, and how to ask it for streams."""
+def _check_engines(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with what the check found out: which engine it is, and how to ask it for streams.
+
+    Several are one to agents, so they have to be alike.
+    """
+    first = _check_engine(settings, settings.upstream[0])
+    for url in settings.upstream[1:]:
+        other = _check_engine(settings, url)
+        for what, here, there in (
+            ("an engine of another kind", first.engine, other.engine),
+            ("another model", first.found.model, other.found.model),
+            ("an engine to be asked for streams in another way", first.streaming, other.streaming),
+        ):
+            if here != there:
+                fail(f"{url} serves {what} ({there}) than {settings.upstream[0]} ({here}): serve it by another gateway")
+    return settings.model_copy(update={"engine": first.engine, "streaming": first.streaming})
+
+
+def _check_engine(settings: WorkerSettings, upstream: str) -> CheckResult:
+    """What the check of one of them found out."""
     from token_id_capture.cli.serving.logs import announce
 
     key_file = settings.upstream_api_key_file
     result = run(
         checked(
-            settings.upstream,
+            upstream,
             settings.engine,
             settings.streaming,
             settings.tokenize_prompts,
@@ -194,10 +217,10 @@ def _check_engine(settings: WorkerSettings) -> WorkerSettings:
     )
     if not result.captured:
         why = "; ".join(told(result.modes)) or result.found.problem
-        fail(f"what {settings.upstream} generates cannot be captured: {why} (--no-check starts all the same)")
+        fail(f"what {upstream} generates cannot be captured: {why} (--no-check starts all the same)")
     if result.continuity is not None and settings.continuity not in result.continuity.policies:
         fail(
-            f"--continuity {settings.continuity} does not work with {settings.upstream}: {continuity_of(result)} "
+            f"--continuity {settings.continuity} does not work with {upstream}: {continuity_of(result)} "
             "(--no-check starts all the same)"
         )
     announce(
@@ -207,7 +230,7 @@ def _check_engine(settings: WorkerSettings) -> WorkerSettings:
     )
     for line in told([*result.uncaptured, *result.doubtful]):
         announce(printable(line), settings.log_format)
-    return settings.model_copy(update={"engine": result.engine, "streaming": result.streaming})
+    return result
 
 
 def _check_continuity(engine: str, policy: Policy) -> None:

@@ -32,16 +32,14 @@ def read_key(path: str | os.PathLike[str]) -> str:
     return raw.decode("ascii")
 
 
-def refuse_one_key(agents: str | None, hand_off: str | None) -> None:
-    """See to it that the key of agents does not open the hand-off; both are files.
+def refuse_one_key(agents: str | None, other: str | None) -> None:
+    """See to it that the key of agents opens nothing else; both are files.
 
     Raises:
         ConfigurationError: both hold the same key, or as for ``read_key``.
     """
-    if agents is not None and hand_off is not None and read_key(agents) == read_key(hand_off):
-        raise ConfigurationError(
-            f"{hand_off} holds the key of --api-key-file, and agents must not read token ids: write another key into it"
-        )
+    if agents is not None and other is not None and read_key(agents) == read_key(other):
+        raise ConfigurationError(f"{other} holds the key of --api-key-file, which agents have: write another one")
 
 
 def check_key_file(path: Path) -> None:

@@ -15,6 +15,17 @@ UpstreamOption = Annotated[
     str,
     typer.Option("--upstream", "-u", envvar="TOKCAP_UPSTREAM", metavar="URL", help="The engine's address."),
 ]
+UpstreamsOption = Annotated[
+    list[str],
+    typer.Option(
+        "--upstream",
+        "-u",
+        envvar="TOKCAP_UPSTREAM",
+        metavar="URL",
+        help="The engine's address. Given several times, rollouts are shared among engines of one model; in the "
+        "variable, blanks separate addresses.",
+    ),
+]
 EngineOption = Annotated[
     str,
     typer.Option(
@@ -119,6 +130,16 @@ HandOffKeyOption = Annotated[
         envvar="TOKCAP_HAND_OFF_KEY_FILE",
         metavar="PATH",
         help="Hand finished rollouts off to trainers elsewhere, at /hand-off: a file with the key that they must send. "
+        "It must not be the one of --api-key-file.",
+    ),
+]
+OperatorKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--operator-key-file",
+        envvar="TOKCAP_OPERATOR_KEY_FILE",
+        metavar="PATH",
+        help="A file with the key that alone opens /admin then, and without which upstreams cannot be changed there. "
         "It must not be the one of --api-key-file.",
     ),
 ]

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -113,10 +114,16 @@ def _app(settings: WorkerSettings) -> ASGIApp:
     from token_id_capture.server.http.auth import KeyedApp
     from token_id_capture.store import TokenCaptureStore
 
-    api_key, upstream_api_key, hand_off_key = (
+    api_key, upstream_api_key, hand_off_key, operator_key = (
         None if path is None else read_key(path)
-        for path in (settings.api_key_file, settings.upstream_api_key_file, settings.hand_off_key_file)
+        for path in (
+            settings.api_key_file,
+            settings.upstream_api_key_file,
+            settings.hand_off_key_file,
+            settings.operator_key_file,
+        )
     )
+    shared = os.environ.get(METRICS_VARIABLE)
     store = TokenCaptureStore(
         settings.database, file_id=settings.database_id, free_space_floor=settings.free_space_floor
     )
@@ -129,6 +136,8 @@ def _app(settings: WorkerSettings) -> ASGIApp:
         api_key=api_key,
         upstream_api_key=upstream_api_key,
         hand_off=None if hand_off_key is None else KeyedApp(HandOff(store).app(), hand_off_key),
+        operator_key=operator_key,
+        shared_upstreams=None if shared is None else Path(shared, "upstreams.json"),
     )
 
 

@@ -16,7 +16,6 @@ import orjson
 from token_id_capture.reasons import split_reason
 from token_id_capture.server.check.advice import advice
 from token_id_capture.server.check.continuity import ContinuityResult, try_continuity
-from token_id_capture.server.check.detect import FoundEngine, find_engine
 from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
 from token_id_capture.server.defaults import ENGINE, Streaming
 from token_id_capture.server.engines import make_engine
@@ -27,6 +26,7 @@ from token_id_capture.server.middleware import TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
 from token_id_capture.server.translation.layer import DialectTranslation
+from token_id_capture.server.upstreams.detect import FoundEngine, find_engine
 from token_id_capture.server.wire.entries import is_all_zero
 
 Outcome: TypeAlias = Literal["captured", "not_captured", "refused", "failed"]

@@ -6,7 +6,7 @@ The key is taken off before anything else sees the request, so it is neither for
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
@@ -14,7 +14,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from token_id_capture.server.defaults import HAND_OFF
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import GatewayMetrics
 
@@ -93,20 +92,24 @@ class KeyedApp:
     key: str
 
 
-class HandOffMiddleware:
-    """Serves the hand-off at its path, to those who send its own key, and ``app`` everywhere else.
+class KeyedPathsMiddleware:
+    """Serves what is below some paths apart, behind keys of their own, and ``app`` everywhere else.
 
-    It stands before the check of the agents' key, which opens nothing here. Without a hand-off its path is still not
-    the engine's: a key that is sent there must not reach an engine.
+    It stands before the check of the agents' key, which opens nothing there. A path whose application is None is still
+    not the engine's: a key that is sent there must not reach an engine.
     """
 
-    def __init__(self, app: ASGIApp, hand_off: KeyedApp | None, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, keyed: Mapping[str, ASGIApp | None]) -> None:
         self._app = app
-        self._hand_off = _switched_off if hand_off is None else ApiKeyMiddleware(hand_off.app, hand_off.key, metrics)
+        self._keyed = {f"{path}/": one or _switched_off for path, one in keyed.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handed = scope["type"] in ("http", "websocket") and f"{scope['path']}/".startswith(f"{HAND_OFF}/")
-        await (self._hand_off if handed else self._app)(scope, receive, send)
+        app = self._app
+        if scope["type"] in ("http", "websocket"):
+            for path, keyed in self._keyed.items():
+                if f"{scope['path']}/".startswith(path):
+                    app = keyed
+        await app(scope, receive, send)
 
 
 async def _switched_off(scope: Scope, receive: Receive, send: Send) -> None:

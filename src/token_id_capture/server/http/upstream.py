@@ -129,6 +129,11 @@ class Upstream:
         )
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def address(self) -> str:
+        """Its URL, without a slash or ``/v1`` at the end."""
+        return self._base
+
     @asynccontextmanager
     async def open(self, scope: Scope, body: bytes, *, plain: bool) -> AsyncIterator[UpstreamResponse]:
         """Send the request of ``scope`` with this body. ``plain`` asks for a response without compression.

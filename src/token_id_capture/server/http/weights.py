@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from token_id_capture.protocols import TokenSink
+from token_id_capture.server.defaults import ADMIN
 
-WEIGHT_VERSION: Final = "/admin/weight-version"
+WEIGHT_VERSION: Final = f"{ADMIN}/weight-version"
 HEADER: Final = "x-tokcap-weight-version"
 LONGEST: Final = 200
 

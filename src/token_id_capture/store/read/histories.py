@@ -27,6 +27,10 @@ _CALLS = """
 _ANSWERS = """
     SELECT rowid, content FROM entries WHERE rollout_id = :rollout AND rowid > :order ORDER BY rowid
 """
+_UPSTREAM = """
+    SELECT upstream FROM entries
+    WHERE rollout_id = :rollout AND rowid = (SELECT max(rowid) FROM entries WHERE rollout_id = :rollout)
+"""
 _PARTS = """
     WITH RECURSIVE above(call_id, distance) AS (
         SELECT model_call_id, 0 FROM entries WHERE rollout_id = :rollout AND model_call_id = :call
@@ -54,6 +58,12 @@ def find_calls(execute: Execute, rollout_id: str, chains: Sequence[bytes]) -> li
         ).fetchall():
             found.append(KnownCall(call, HistoryLink(chain, reasoning, call_ids, bool(ended)), length, order))
     return found
+
+
+def upstream_of(execute: Execute, rollout_id: str) -> str | None:
+    """The address of the engine that served the rollout's latest stored call; None if nobody told."""
+    row = execute(_UPSTREAM, {"rollout": rollout_id}).fetchone()
+    return None if row is None else row[0]
 
 
 def answers_since(execute: Execute, rollout_id: str, order: int) -> list[StoredAnswer]:
