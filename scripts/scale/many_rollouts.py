@@ -39,7 +39,7 @@ _TIMES: Final = ("opened_at", "frozen_at", "retired_at", "stored_at", "begun_at"
 
 # Copies of a snapshot come before its head, which seals them.
 _TABLES: Final = (
-    *("rollouts", "entries", "call_intents", "incomplete_flags", "late_writes"),
+    *("rollouts", "entries", "call_intents", "call_histories", "incomplete_flags", "late_writes"),
     *("snapshot_entries", "snapshot_flags", "snapshots", "build_outcomes"),
 )
 _SNAPSHOT_ONLY: Final = {"snapshot_entries", "snapshot_flags"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from scale.contention import commands, compare, show
+from scale.templates import chain_of
 from token_id_capture import explanation
 from token_id_capture.lifecycle import State
 from token_id_capture.store import RolloutFilter
 from token_id_capture.store.file.read_only import read_only
 from token_id_capture.store.read.evidence import read_evidence
+from token_id_capture.store.read.histories import find_calls
 from token_id_capture.store.read.listing import list_rollouts
 from token_id_capture.store.read.sql import SqlReader, sql_reader
 
@@ -39,6 +42,7 @@ FILTERS: Final = {
 UNIT: Final = "SELECT count(*) FROM entries"
 # It reads and writes the whole database, in the time that this takes.
 _ONCE: Final = {"tokcap export"}
+_CHAINS: Final = 40
 
 Work = Callable[[], int]
 
@@ -82,6 +86,18 @@ def reads(path: Path, rollout_id: str) -> Iterator[tuple[str, Work]]:
     yield f"explain {rollout_id}, in process", explaining
 
 
+def looked_up(connection: sqlite3.Connection) -> Iterator[tuple[str, Work]]:
+    """What a gateway with ``--continuity`` asks for each request that has a history."""
+    open_rollouts = connection.execute("SELECT DISTINCT rollout_id FROM call_histories LIMIT 200").fetchall()
+    chains = list(map(chain_of, range(_CHAINS)))
+    if open_rollouts:
+        ((rollout_id,), *_) = reversed(open_rollouts)
+        yield (
+            f"continuity, the calls of {_CHAINS} chains",
+            lambda: len(find_calls(connection.execute, rollout_id, chains)),
+        )
+
+
 def whole_commands(path: Path, rollout_id: str, output: Path) -> Iterator[tuple[str, Work]]:
     """Commands from start to end, their imports included; counts the lines that they print."""
     given = commands(path, rollout_id, output)
@@ -99,9 +115,10 @@ def whole_commands(path: Path, rollout_id: str, output: Path) -> Iterator[tuple[
 def measure(path: Path, rollout_id: str, rounds: int) -> list[dict[str, Any]]:
     """One row for each: seconds, the ratio to the unit, and how many rows, findings or lines it gave."""
     best: dict[str, dict[str, Any]] = {}
-    with sql_reader(path) as reader, tempfile.TemporaryDirectory() as output:
+    with sql_reader(path) as reader, read_only(path) as connection, tempfile.TemporaryDirectory() as output:
         works = [
             *statements(reader, rollout_id),
+            *looked_up(connection),
             *reads(path, rollout_id),
             *whole_commands(path, rollout_id, Path(output)),
         ]
@@ -148,7 +165,7 @@ def main() -> None:
         json.dump(results, sys.stdout, indent=1)
         return
     for row in results.get("times", ()):
-        print(f"{row['what']:58}{row['seconds'] * 1000:10.1f} ms{row['ratio']:9.1f} x{row['count']:9,} rows")
+        print(f"{row['what']:58}{row['seconds'] * 1000:10.2f} ms{row['ratio']:9.2f} x{row['count']:9,} rows")
     for line in show(results["puts"]) if "puts" in results else ():
         print(line)
 

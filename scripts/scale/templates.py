@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 
 from token_id_capture import TokenCaptureStore, TokenEntry
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.delivery import retire_rollout_token_capture
 from token_id_capture.errors import RolloutFrozenError
+from token_id_capture.provenance import HistoryLink
 
 MODELS: Final = ("policy-8b", "policy-70b")
 STARTED: Final = 1.75e9
@@ -24,6 +26,11 @@ class Shape:
     calls: int = 3
     new_prompt_tokens: int = 40
     generated_tokens: int = 20
+
+
+def chain_of(call: int) -> bytes:
+    """The hash by which a request is recognised as a continuation of a rollout's so many-th call."""
+    return blake2b(b"%d" % call, digest_size=16).digest()
 
 
 class Template:
@@ -47,7 +54,8 @@ class Template:
             generation = [(turn + at + answer) * 11 % 150_000 + 1 for at in range(shape.generated_tokens)]
             await self.store.begin_call(self.rollout_id, call_id)
             if put:
-                await self.store.put(self._entry(call_id, generation, finish_reason))
+                link = HistoryLink(chain_of(self._calls), b"", b"", finish_reason == "stop")
+                await self.store.put(self._entry(call_id, generation, finish_reason), link)
         self.history += generation
 
     def _entry(self, call_id: str, generation: list[int], finish_reason: str) -> TokenEntry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -15,6 +14,7 @@ from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin, Outcome
 from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
+from token_id_capture.recent import Newest
 from token_id_capture.records import TokenEntry, validate_rollout_id
 from token_id_capture.store.backend import Backend, Stamp
 from token_id_capture.store.codec import WRITE_BYTES, pack, validated
@@ -84,7 +84,7 @@ class TokenCaptureStore:
 
     def _reset(self) -> None:
         self._recent = RecentSequences()
-        self._begun: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._begun: Newest[tuple[str, str], str] = Newest(_REMEMBERED_CALLS)
 
     @property
     def location(self) -> Path | ServerUrl:
@@ -165,8 +165,6 @@ class TokenCaptureStore:
         call = writes.Call(validate_rollout_id(rollout_id), writes.checked_call_id(model_call_id), origin=origin)
         incarnation = await self._write(writes.begin_calls, call)
         self._begun[rollout_id, model_call_id] = incarnation
-        if len(self._begun) > _REMEMBERED_CALLS:
-            self._begun.popitem(last=False)
 
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
         """End the intent of a call that the engine refused before it generated anything.

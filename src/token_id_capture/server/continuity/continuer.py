@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,6 +18,7 @@ from token_id_capture import reasons
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.protocols import RemembersHistories
 from token_id_capture.provenance import Continuity, KnownCall, Mode, Policy
+from token_id_capture.recent import Newest
 from token_id_capture.server.continuity.candidates import NotContinuedError, continued_call
 from token_id_capture.server.continuity.canonical import (
     Answer,
@@ -155,7 +155,7 @@ class Continuer:
         self._templates = TemplateMemory()
         self._ignored = False
         # By the start of a chain: whether the tokenizer endpoint gives the prompt that the chat endpoint read.
-        self._renders_alike: OrderedDict[bytes, bool] = OrderedDict()
+        self._renders_alike: Newest[bytes, bool] = Newest(_SCOPES_REMEMBERED)
 
     async def plan(self, body: Mapping[str, Any], rollout_id: str, scope: Scope) -> Plan:
         """What to send for the chat ``body``, whose ASGI scope is ``scope``. Never raises an ``Exception``."""
@@ -270,15 +270,10 @@ class Continuer:
         texts = all(isinstance(message.get("content"), str) for message in earlier)
         if is_first and texts and not self._renders_alike.get(scope, False):
             rendered = await render(earlier, True)
-            self._remember(scope, rendered == request.known[: request.call.prompt_length])
-
-    def _remember(self, scope: bytes, alike: bool) -> None:
-        self._renders_alike[scope] = alike
-        if len(self._renders_alike) > _SCOPES_REMEMBERED:
-            self._renders_alike.popitem(last=False)
+            self._renders_alike[scope] = rendered == request.known[: request.call.prompt_length]
 
     def _differs(self, scope: bytes) -> None:
-        self._remember(scope, False)
+        self._renders_alike[scope] = False
 
     def _made(self, mode: Mode, request: _Request, added: int, diverges_at: int | None) -> Continuity:
         return Continuity(self._policy, mode, "", request.call.model_call_id, len(request.known), added, diverges_at)

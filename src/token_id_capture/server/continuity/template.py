@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
+from token_id_capture.recent import Newest
 from token_id_capture.tokens import TokenIds
 
 Message: TypeAlias = Mapping[str, Any]
@@ -66,8 +66,8 @@ class TemplateMemory:
     """
 
     def __init__(self) -> None:
-        self._endings: OrderedDict[Any, TokenIds] = OrderedDict()
-        self._starts: OrderedDict[Any, Start | None] = OrderedDict()
+        self._endings: Newest[Any, TokenIds] = Newest(_SHAPES_REMEMBERED)
+        self._starts: Newest[Any, Start | None] = Newest(_SHAPES_REMEMBERED)
 
     async def ending(
         self, scope: bytes, context: Sequence[Message], stand_ins: Sequence[Message], render: Render
@@ -76,7 +76,7 @@ class TemplateMemory:
         key = scope, len(context), shape_of(stand_ins[0])
         if key not in self._endings:
             first, second = await asyncio.gather(*(render([*context, stand_in], False) for stand_in in stand_ins))
-            _keep(self._endings, key, common_end(first, second))
+            self._endings[key] = common_end(first, second)
         return self._endings[key]
 
     def start(self, key: Any) -> Start | None:
@@ -87,18 +87,11 @@ class TemplateMemory:
         """Remember what comes before an anchored tail."""
         if tail.anchored and self._starts.get(key, tail) is not None:
             before = tail.rendered[: tail.start]
-            _keep(self._starts, key, Start(len(before), tail.overlap, _digest(before)))
+            self._starts[key] = Start(len(before), tail.overlap, _digest(before))
 
     def give_up(self, key: Any) -> None:
         """Never look for it again: what differs once, as where a template writes the ids of calls, differs always."""
-        _keep(self._starts, key, None)
-
-
-def _keep(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > _SHAPES_REMEMBERED:
-        known.popitem(last=False)
+        self._starts[key] = None
 
 
 def _digest(ids: TokenIds) -> bytes:

@@ -6,7 +6,6 @@ origin unknown, unless the path of the call names one.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import orjson
 from starlette.datastructures import Headers
 
 from token_id_capture.lifecycle import MAIN_AGENT, CallOrigin, Purpose
+from token_id_capture.recent import Newest
 from token_id_capture.records import AGENT_MAX_LENGTH
 
 _CODEX_METADATA = "x-codex-turn-metadata"
@@ -36,15 +36,11 @@ class StartedSessions:
     """
 
     def __init__(self, most: int = _MOST_SESSIONS) -> None:
-        self._most = most
-        self._started: OrderedDict[str, None] = OrderedDict()
+        self._started: Newest[str, None] = Newest(most)
 
     def parent_of(self, session: str, starter: str) -> str:
         """The agent that started ``session``, whose starter is a session too."""
         self._started[session] = None
-        self._started.move_to_end(session)
-        if len(self._started) > self._most:
-            self._started.popitem(last=False)
         return starter if starter in self._started else MAIN_AGENT
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 import orjson
 
+from token_id_capture.recent import RecentByRollout
 from token_id_capture.tokens import TokenIds
 
-_TEXTS_PER_ROLLOUT: Final = 4
 _OVERHEAD: Final = 512
 """Bytes of the objects around a text: of many short ones they are the most."""
 
@@ -27,12 +26,16 @@ class _Known:
     def size(self) -> int:
         return len(self.text) + self.ids.itemsize * len(self.ids) + _OVERHEAD
 
-    def shared_with(self, text: bytes) -> int:
-        """How much of both texts is the same and ends with a whole number; 0 if nothing is."""
+    def is_continued_by(self, text: bytes) -> bool:
+        """Whether an array begins with this one."""
         # What follows must end the last number: 12 does not continue 1.
         end = len(self.text)
-        if text.startswith(self.text) and text[end : end + 1] in (b",", b"]"):
-            return end
+        return text.startswith(self.text) and text[end : end + 1] in (b",", b"]")
+
+    def shared_with(self, text: bytes) -> int:
+        """How much of both texts is the same and ends with a whole number; 0 if nothing is."""
+        if self.is_continued_by(text):
+            return len(self.text)
         return max(0, self.text.rfind(b",", 0, _common_length(self.text, text)))
 
     def ids_before(self, end: int) -> TokenIds:
@@ -57,17 +60,19 @@ def _common_length(one: bytes, other: bytes) -> int:
 
 
 class KnownTexts:
-    """A bounded, least-recently-used map from a rollout to the arrays that its prompts began with.
+    """The arrays that a rollout's prompts began with.
 
-    Only what was parsed before is in it, so it changes how fast an array is read and never what it
-    says. A rollout has several arrays where its calls branch, as those of sub-agents do.
+    Only what was parsed before is in it, so it changes how fast an array is read and never what it says.
     """
 
     def __init__(self, capacity: int = 32 * 2**20) -> None:
         """``capacity`` is in bytes."""
-        self._capacity = capacity
-        self.held = 0
-        self._rollouts: OrderedDict[str, list[_Known]] = OrderedDict()
+        self._recent: RecentByRollout[_Known] = RecentByRollout(attrgetter("size"), capacity)
+
+    @property
+    def held(self) -> int:
+        """How many bytes are taken."""
+        return self._recent.held
 
     def read(self, rollout_id: str, text: bytes) -> TokenIds:
         """The ids of a JSON array.
@@ -77,7 +82,7 @@ class KnownTexts:
         """
         if b"e" in text:
             raise ValueError("true and false are not ids, though Python treats them as integers")
-        shared = [(known.shared_with(text), known) for known in self._rollouts.get(rollout_id, ())]
+        shared = [(known.shared_with(text), known) for known in self._recent.of(rollout_id)]
         end, known = max(shared, key=itemgetter(0), default=(0, None))
         if known is None or not end:
             return TokenIds(orjson.loads(text))
@@ -91,7 +96,7 @@ class KnownTexts:
 
     def write(self, rollout_id: str, ids: TokenIds) -> bytes:
         """Ids as a JSON array; of those with which a known array begins its text is taken."""
-        begun = [known for known in self._rollouts.get(rollout_id, ()) if ids.startswith(known.ids)]
+        begun = [known for known in self._recent.of(rollout_id) if ids.startswith(known.ids)]
         if not begun:
             return orjson.dumps(ids.tolist())
         known = max(begun, key=lambda candidate: len(candidate.ids))
@@ -102,19 +107,5 @@ class KnownTexts:
         """Keep an array that ``read`` took, in place of those that it continues."""
         if not ids:
             return  # a comma after its bracket would be no JSON
-        known = [other for other in self._rollouts.pop(rollout_id, ()) if not self._replaced(other, text)]
-        known = [*known, _Known(text[:-1], ids)]
-        self.held += known[-1].size
-        if len(known) > _TEXTS_PER_ROLLOUT:
-            self.held -= known.pop(0).size
-        self._rollouts[rollout_id] = known
-        while self.held > self._capacity and self._rollouts:
-            _, oldest = self._rollouts.popitem(last=False)
-            self.held -= sum(other.size for other in oldest)
         ids.buffer()  # joined now, or calls that nobody stores would keep each other's parts
-
-    def _replaced(self, known: _Known, text: bytes) -> bool:
-        if known.shared_with(text) == len(known.text):
-            self.held -= known.size
-            return True
-        return False
+        self._recent.remember(rollout_id, _Known(text[:-1], ids), lambda known: not known.is_continued_by(text))
