@@ -25,7 +25,7 @@ from token_id_capture.integrations.nemo_gym import (
     snapshot_of_build,
 )
 from token_id_capture.lifecycle import Outcome
-from token_id_capture.protocols import OutcomeRecorder, TokenCaptureSnapshot, TokenSource
+from token_id_capture.protocols import OutcomeRecorder, TokenCaptureSnapshot, TokenSource, offers
 from token_id_capture.rebuild import DEFAULT_BUILDER, Build, SnapshotRef, build_snapshot
 from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 
@@ -146,7 +146,7 @@ async def retire_snapshot(source: TokenSource, snapshot: SnapshotRef) -> bool:
 async def _record(
     source: TokenSource, snapshot: SnapshotRef, outcome: str, reason: str, details: Mapping[str, Any]
 ) -> bool:
-    if not isinstance(source, OutcomeRecorder) or not snapshot.snapshot_id:
+    if not offers(source, OutcomeRecorder) or not snapshot.snapshot_id:
         return False
     try:
         await source.record_outcome(snapshot.snapshot_id, snapshot.version, outcome, reason, details)

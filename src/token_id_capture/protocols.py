@@ -12,12 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from token_id_capture.lifecycle import CallOrigin, Flag
 from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
+
+_Extension = TypeVar("_Extension")
 
 SINK_METHODS: Final = ("put", "mark_incomplete", "close")
 SOURCE_METHODS: Final = ("freeze", "drop", "close")
@@ -76,7 +78,7 @@ class TokenSink(Protocol):
 
 
 @runtime_checkable
-class CallIntents(Protocol):
+class BeginsCalls(Protocol):
     """Optional extension of a sink: the intent of a call is recorded before it is dispatched."""
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
@@ -88,6 +90,11 @@ class CallIntents(Protocol):
             RolloutFrozenError, RolloutRetiredError: no call may start any more.
         """
         ...
+
+
+@runtime_checkable
+class CallIntents(BeginsCalls, Protocol):
+    """The same, where an intent can also end without a call."""
 
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
         """End an intent whose call the engine refused before it generated anything: nothing is missing.
@@ -269,6 +276,16 @@ def _binds(function: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def offers(candidate: object, extension: Callable[..., _Extension]) -> TypeGuard[_Extension]:
+    """Whether a sink, a source or an engine has everything that an optional extension, a protocol, declares."""
+    return not missing_methods(candidate, _declared_by(extension))
+
+
+@lru_cache(maxsize=64)
+def _declared_by(extension: type) -> tuple[str, ...]:
+    return tuple(name for kind in extension.__mro__[:-1] for name in vars(kind) if not name.startswith("_"))
 
 
 def missing_methods(candidate: object, methods: tuple[str, ...]) -> list[str]:

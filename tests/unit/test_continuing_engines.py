@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from token_id_capture.protocols import offers
 from token_id_capture.server.engines import make_engine
 from token_id_capture.server.engines.base import EngineAnswerError
 from token_id_capture.server.engines.continuing import ContinuesPrefixes, ContinuesPrompts
@@ -35,8 +36,8 @@ class Asked:
 
 def test_each_adapter_has_the_extension_that_its_engine_allows() -> None:
     kinds = {name: make_engine(name) for name in ("vllm", "sglang", "message", "llama-cpp")}
-    assert [name for name, engine in kinds.items() if isinstance(engine, ContinuesPrompts)] == ["vllm", "sglang"]
-    assert [name for name, engine in kinds.items() if isinstance(engine, ContinuesPrefixes)] == ["message"]
+    assert [name for name, engine in kinds.items() if offers(engine, ContinuesPrompts)] == ["vllm", "sglang"]
+    assert [name for name, engine in kinds.items() if offers(engine, ContinuesPrefixes)] == ["message"]
 
 
 def test_a_prompt_is_given_in_the_field_of_the_engine() -> None:

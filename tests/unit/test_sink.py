@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.memory_sink import MemorySink, PlainSink
+from token_id_capture.capture.recorder import CallRecorder
 from token_id_capture.errors import (
     ConflictingEntryError,
     RolloutFrozenError,
@@ -84,6 +85,18 @@ async def test_a_call_is_announced_recorded_and_then_committed() -> None:
     assert stored.output_items == [{"type": "message", "role": "assistant", "content": "hi"}]
     assert stored.token_item_index == 0
     assert stored.created_at > 0
+
+
+async def test_a_sink_that_only_begins_calls_is_told_of_each_and_of_no_refusal() -> None:
+    class OnlyBegins(PlainSink):
+        async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
+            self._enter("begin_call")
+
+    sink = OnlyBegins()
+    with serving(sink) as context:
+        await register_call_intent()
+        await CallRecorder(context).refuse("HTTP 400")
+    assert sink.calls == ["begin_call"]
 
 
 async def test_a_responses_response_is_recorded_from_its_output_items() -> None:

@@ -26,11 +26,12 @@ from token_id_capture.errors import (
 from token_id_capture.lifecycle import UNTOLD
 from token_id_capture.protocols import (
     AttributedCalls,
+    BeginsCalls,
     CallIntents,
     RemembersHistories,
     TokenSink,
     mark_of,
-    missing_methods,
+    offers,
 )
 from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry, extract_token_fields, response_to_output_items
@@ -67,13 +68,10 @@ class CallRecorder:
         if sink is None:
             return
         mark_of(sink)  # a sink that cannot be told of a loss gets no call
-        if missing_methods(sink, ("begin_call",)):
-            return
-        if context.origin != UNTOLD and not missing_methods(sink, ("begin_attributed_call",)):
-            attributed = cast(AttributedCalls, sink)
-            await attributed.begin_attributed_call(context.rollout_id, context.model_call_id, context.origin)
-        else:
-            await cast(CallIntents, sink).begin_call(context.rollout_id, context.model_call_id)
+        if context.origin != UNTOLD and offers(sink, AttributedCalls):
+            await sink.begin_attributed_call(context.rollout_id, context.model_call_id, context.origin)
+        elif offers(sink, BeginsCalls):
+            await sink.begin_call(context.rollout_id, context.model_call_id)
 
     async def capture(self, response: Mapping[str, Any] | BaseModel) -> None:
         """Commit the tokens of a complete response (Responses or chat shape), or flag why there are none.
@@ -134,10 +132,10 @@ class CallRecorder:
     async def refuse(self, detail: str) -> None:
         """Close the intent: the engine refused the call and generated nothing. Never raises an ``Exception``."""
         context, sink = self.context, self.context.token_sink
-        if sink is None or missing_methods(sink, ("refuse_call",)):
+        if sink is None or not offers(sink, CallIntents):
             return
         try:
-            await cast(CallIntents, sink).refuse_call(context.rollout_id, context.model_call_id, detail)
+            await sink.refuse_call(context.rollout_id, context.model_call_id, detail)
         except (RolloutFrozenError, RolloutRetiredError) as late:
             _logger.warning("%s was refused by the engine too late to be recorded: %s", context, late)
         except Exception:

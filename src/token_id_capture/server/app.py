@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from token_id_capture.errors import ConfigurationError, ReplacedDatabaseError
-from token_id_capture.protocols import TokenSink
+from token_id_capture.protocols import TokenSink, offers
 from token_id_capture.server.continuity.continuer import continuer_for
 from token_id_capture.server.defaults import ADMIN, ENGINE, HAND_OFF
 from token_id_capture.server.engines import make_engine
@@ -146,7 +146,6 @@ def _guarded(app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics, k
     return KeyedPathsMiddleware(app, keyed)
 
 
-@runtime_checkable
 class _Opens(Protocol):
     """A sink that wants to be opened before the first call, so that a bad file stops the start."""
 
@@ -160,7 +159,7 @@ def _lifespan(
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        if isinstance(sink, _Opens):
+        if offers(sink, _Opens):
             try:
                 await sink.open()
             except ReplacedDatabaseError as error:

@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.capture.recorder import CallRecorder
+from token_id_capture.protocols import offers
 from token_id_capture.server.continuity.plan import Plan
 from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesPrompts, reads_packed_arrays
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
@@ -158,7 +159,7 @@ class CapturedCall:
         context = self._recorder.context
         try:
             served = read()
-            if self._settings.tokenize_prompts and isinstance(self._engine, TokenizesPrompts):
+            if self._settings.tokenize_prompts and offers(self._engine, TokenizesPrompts):
                 await add_prompt_ids(served, self._engine, self._body, self._upstream, self._client.scope)
             # Images are long, and hashing them releases the interpreter lock.
             media = await asyncio.to_thread(digests_of, parts) if (parts := media_parts(self._body.members)) else ()

@@ -10,6 +10,7 @@ from typing import Any, Final
 import orjson
 from starlette.types import Scope
 
+from token_id_capture.protocols import offers
 from token_id_capture.provenance import Policy
 from token_id_capture.records import TokenEntry
 from token_id_capture.server.check.in_memory import MemorySink, call_in_memory
@@ -38,14 +39,14 @@ async def try_continuity(
     exchanges: Exchanges, engine: Engine, settings: GatewaySettings, model: str | None, *, seconds: float
 ) -> ContinuityResult:
     """Send chats with ids that the template would not give, and look at what the engine read."""
-    if not isinstance(engine, ContinuesPrompts | ContinuesPrefixes):
-        return ContinuityResult((), "this engine adapter takes no prompt as token ids")
     trial = _Trial(exchanges, engine, settings, {} if model is None else {"model": model})
     try:
         async with asyncio.timeout(seconds):
-            if isinstance(engine, ContinuesPrompts):
+            if offers(engine, ContinuesPrompts):
                 return await trial.of_prompts(engine)
-            return await trial.of_prefixes(engine)
+            if offers(engine, ContinuesPrefixes):
+                return await trial.of_prefixes(engine)
+            return ContinuityResult((), "this engine adapter takes no prompt as token ids")
     except TimeoutError:
         return ContinuityResult((), f"no answer in {seconds:g} s")
     except (EngineAnswerError, UpstreamError) as error:

@@ -9,14 +9,14 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from starlette.types import Scope
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConfigurationError
-from token_id_capture.protocols import RemembersHistories
+from token_id_capture.protocols import RemembersHistories, offers
 from token_id_capture.provenance import Continuity, KnownCall, Mode, Policy
 from token_id_capture.recent import Newest
 from token_id_capture.server.continuity.candidates import NotContinuedError, continued_call
@@ -55,12 +55,14 @@ def require_continuity(engine: Engine, policy: Policy, name: str) -> Continues |
     """
     if policy is Policy.OFF:
         return None
-    if not isinstance(engine, ContinuesPrompts | ContinuesPrefixes):
+    if offers(engine, ContinuesPrompts):
+        return engine
+    if not offers(engine, ContinuesPrefixes):
         which = "the engine is not known" if name == ENGINE else f"engine {name!r} takes no prompt as token ids"
         raise ConfigurationError(
             f"--continuity cannot be used here: {which}. Use it with --engine vllm, sglang or message, or leave it out"
         )
-    if policy is Policy.TEMPLATE and not isinstance(engine, ContinuesPrompts):
+    if policy is Policy.TEMPLATE:
         raise ConfigurationError(
             f"--continuity template cannot be used with engine {name!r}, which does not show what its template writes: "
             "use exact"
@@ -85,7 +87,7 @@ def continuer_for(
     adapter = require_continuity(engine, policy, name)
     if adapter is None:
         return None
-    if not isinstance(sink, RemembersHistories):
+    if not offers(sink, RemembersHistories):
         raise ConfigurationError(
             f"--continuity cannot be used with {type(sink).__name__}, which does not find the calls that a request "
             "continues: record in a TokenCaptureStore"
@@ -146,6 +148,7 @@ class Continuer:
         metrics: GatewayMetrics,
     ) -> None:
         self._engine = engine
+        self._renderer = engine if offers(engine, ContinuesPrompts) else None
         self._policy = policy
         self._memory = memory
         self._exchanges = exchanges
@@ -208,9 +211,9 @@ class Continuer:
             raise NotContinuedError(reasons.UNKNOWN_HISTORY)
         answers = _Answers(self._exchanges, scope, rollout_id, self._renderings)
         request = _Request(body, history, answer, call, known, answers)
-        if isinstance(self._engine, ContinuesPrefixes):
-            return self._begun_with(request, self._engine)
-        return await self._spliced(request, self._engine)
+        if self._renderer is not None:
+            return await self._spliced(request, self._renderer)
+        return self._begun_with(request, cast(ContinuesPrefixes, self._engine))
 
     def _begun_with(self, request: _Request, engine: ContinuesPrefixes) -> Plan:
         """The engine itself puts the rest behind the known tokens."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from token_id_capture.server.engines.weights import merged_spans, only_version, with_version
 from token_id_capture.server.text.json_splice import Hidden
@@ -155,7 +155,6 @@ class EngineAnswerError(Exception):
     """The engine answered a question of ``Ask`` with an error, or with something else than was asked."""
 
 
-@runtime_checkable
 class TokenizesPrompts(Protocol):
     """Optional extension of an engine whose responses lack the prompt's ids, but which has a tokenizer endpoint."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
@@ -30,7 +30,6 @@ class Rendered:
     limit: int | None
 
 
-@runtime_checkable
 class ContinuesPrompts(Protocol):
     """An engine whose chat takes the ids of its prompt, and keeps parsing the answer."""
 
@@ -63,7 +62,6 @@ class ContinuesPrompts(Protocol):
         ...
 
 
-@runtime_checkable
 class ContinuesPrefixes(Protocol):
     """An engine whose chat takes the ids that its prompt has to begin with."""
 

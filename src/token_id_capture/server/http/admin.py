@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from token_id_capture.protocols import TokenSink
+from token_id_capture.protocols import TokenSink, offers
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.server.http.metrics import CONTENT_TYPE, GatewayMetrics
 from token_id_capture.server.http.readiness import Readiness, WatchedSink
@@ -60,7 +60,7 @@ class Operations:
         return _status(200, {"status": "ready"})
 
     async def _render(self, request: Request) -> Response:
-        wal_bytes = self._sink.wal_bytes() if isinstance(self._sink, WatchedSink) else None
+        wal_bytes = self._sink.wal_bytes() if offers(self._sink, WatchedSink) else None
         text = await asyncio.to_thread(self._metrics.render, wal_bytes)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 from token_id_capture import reasons
 from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
 from token_id_capture.lifecycle import UNTOLD, CallOrigin
-from token_id_capture.protocols import AttributedCalls, RemembersHistories, TokenSink, mark_of
+from token_id_capture.protocols import (
+    AttributedCalls,
+    BeginsCalls,
+    CallIntents,
+    RemembersHistories,
+    TokenSink,
+    mark_of,
+    offers,
+)
 from token_id_capture.provenance import HistoryLink
 from token_id_capture.records import TokenEntry, call_of_choice
 from token_id_capture.server.http.metrics import GatewayMetrics
@@ -20,11 +27,6 @@ class MeteredSink:
 
     def __init__(self, sink: TokenSink, metrics: GatewayMetrics) -> None:
         self._sink = sink
-        # Asked once: it takes longer than the rest of a method here.
-        self._attributed = sink if isinstance(sink, AttributedCalls) else None
-        # A sink may lack the intents.
-        self._begin: Callable[[str, str], Awaitable[None]] | None = getattr(sink, "begin_call", None)
-        self._refuse: Callable[[str, str, str], Awaitable[None]] | None = getattr(sink, "refuse_call", None)
         self._mark = mark_of(sink)
         self._metrics = metrics
 
@@ -35,10 +37,10 @@ class MeteredSink:
     async def begin_attributed_call(self, rollout_id: str, model_call_id: str, origin: CallOrigin) -> None:
         """The same, where it is known whose call it is."""
         try:
-            if origin != UNTOLD and self._attributed is not None:
-                await self._attributed.begin_attributed_call(rollout_id, model_call_id, origin)
-            elif self._begin is not None:
-                await self._begin(rollout_id, model_call_id)
+            if origin != UNTOLD and offers(self._sink, AttributedCalls):
+                await self._sink.begin_attributed_call(rollout_id, model_call_id, origin)
+            elif offers(self._sink, BeginsCalls):
+                await self._sink.begin_call(rollout_id, model_call_id)
         except (RolloutFrozenError, RolloutRetiredError):
             self._metrics.count("closed")
             raise
@@ -50,8 +52,8 @@ class MeteredSink:
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
         """Count the call as refused."""
         self._metrics.count("refused")
-        if self._refuse is not None:
-            await self._refuse(rollout_id, model_call_id, detail)
+        if offers(self._sink, CallIntents):
+            await self._sink.refuse_call(rollout_id, model_call_id, detail)
 
     async def put(self, entry: TokenEntry, history: HistoryLink | None = None) -> None:
         """Time the write, and count the call as captured or late.

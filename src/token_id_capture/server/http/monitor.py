@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from token_id_capture.protocols import TokenSink
+from token_id_capture.protocols import TokenSink, offers
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.http.readiness import WatchedSink
 
@@ -40,7 +40,7 @@ class Monitor:
             self._look()
 
     def _look(self) -> None:
-        if isinstance(self._sink, WatchedSink):
+        if offers(self._sink, WatchedSink):
             jobs, size = self._sink.waiting()
             self._metrics.queue_jobs.set(jobs)
             self._metrics.queue_bytes.set(size)

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from token_id_capture.errors import ReplacedDatabaseError, StorageFullError, StoreError
-from token_id_capture.protocols import TokenSink
+from token_id_capture.protocols import TokenSink, offers
 
 CACHE_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 2.0
@@ -29,7 +29,6 @@ class Why(StrEnum):
     NO_ANSWER = "no_answer"
 
 
-@runtime_checkable
 class WatchedSink(Protocol):
     """A sink that says how it is; the store does."""
 
@@ -77,7 +76,7 @@ class Readiness:
 
     async def _ask(self) -> dict[str, Exception]:
         checks = {"upstream": self._reach}
-        if isinstance(self._sink, WatchedSink):
+        if offers(self._sink, WatchedSink):
             checks["database"] = self._sink.check_writable
         answers = await asyncio.gather(*(_problem(check) for check in checks.values()))
         return {name: problem for name, problem in zip(checks, answers, strict=True) if problem}

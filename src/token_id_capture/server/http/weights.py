@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 import orjson
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from token_id_capture.protocols import TokenSink
+from token_id_capture.protocols import TokenSink, offers
 from token_id_capture.server.defaults import ADMIN
 
 WEIGHT_VERSION: Final = f"{ADMIN}/weight-version"
@@ -54,7 +54,6 @@ class _OwnStamp:
         self._version = version
 
 
-@runtime_checkable
 class StampedWeights(Protocol):
     """A sink whose processes share the stamp; the store does."""
 
@@ -68,7 +67,7 @@ class WeightVersions:
     """The stamp of this gateway: the sink's, or its own if the sink has none."""
 
     def __init__(self, sink: TokenSink | None) -> None:
-        self._stamp: Stamp = sink.weights if isinstance(sink, StampedWeights) else _OwnStamp()
+        self._stamp: Stamp = sink.weights if offers(sink, StampedWeights) else _OwnStamp()
 
     def of_call(self, headers: Headers) -> Callable[[], str | None]:
         """The stamp of a call that begins now, to be asked when it has ended."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from token_id_capture.protocols import RemembersAnswers, TokenSink
+from token_id_capture.protocols import RemembersAnswers, TokenSink, offers
 from token_id_capture.provenance import StoredAnswer
 from token_id_capture.server.continuity.canonical import same_answer
 from token_id_capture.server.dialects.chat import History, reasoning_of
@@ -73,7 +73,7 @@ class AnswerMemory:
 
 def answer_memory(sink: TokenSink | None) -> AnswerMemory | None:
     """The memory of a sink's rollouts; None if the sink cannot be asked."""
-    return AnswerMemory(sink) if isinstance(sink, RemembersAnswers) else None
+    return AnswerMemory(sink) if offers(sink, RemembersAnswers) else None
 
 
 def _restored(message: _Message, answers: Sequence[Mapping[str, Any]], history: History) -> bool:
