@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from harnessing.programs import HARNESSES, install
-from harnessing.run import Result, run
+from harnessing.run import Result, run, run_closed
 
 _INSIDE: Final = "TOKCAP_HARNESSES_INSIDE"
 _OUTPUT_SHOWN: Final = 2000
@@ -34,9 +34,12 @@ def main(description: str) -> int:
     chosen = [harness for harness in chosen if harness.compacts or not options.compaction]
     failed = 0
     for harness in chosen:
-        result = run(
-            harness, cache, two_agents=options.two_agents, compaction=options.compaction, history=options.history
-        )
+        if options.closed:
+            result = run_closed(harness, cache)
+        else:
+            result = run(
+                harness, cache, two_agents=options.two_agents, compaction=options.compaction, history=options.history
+            )
         failed += bool(result.problems)
         _report(result)
     return 1 if failed or not chosen else 0
@@ -53,6 +56,7 @@ def _options(description: str) -> argparse.Namespace:
     made.add_argument(
         "--compaction", action="store_true", help="compact the history in between: Claude Code and Codex alone"
     )
+    made.add_argument("--closed", action="store_true", help="call for a rollout that was frozen (410)")
     made.add_argument(
         "--history", choices=("exact", "full", "off"), help="of tokcap serve (full for OpenHands, else exact)"
     )

@@ -170,7 +170,9 @@ def _mini(model: str, path: str = "") -> Callable[[Place, str], list[str]]:
 
 
 def _mini_environment(place: Place) -> dict[str, str]:
-    return {**_LITELLM, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+    # It repeats whatever fails, for minutes unless told otherwise.
+    quick = {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "3"}
+    return {**_LITELLM, **quick, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
 
 
 def _openhands_environment(place: Place) -> dict[str, str]:

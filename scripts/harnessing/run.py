@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,32 @@ def run(
     problems += _roots(entries, most=2 if compaction else 1)
     agents = Counter(entry.agent or MAIN_AGENT for entry in entries)
     return Result(harness.name, len(entries), dict(agents), problems, output)
+
+
+def run_closed(harness: Harness, programs: Path) -> Result:
+    """Have a harness call for a rollout that was frozen: it must end soon, and nothing may be generated."""
+    engine = PolicyEngine(ScriptedPolicy())
+    with tempfile.TemporaryDirectory() as folder, engine_in_thread(engine) as upstream:
+        database = Path(folder) / "captures.db"
+        place = _place(Path(folder), programs, False)
+        asyncio.run(_close(database))
+        with _gateway(upstream, database, harness.history) as address:
+            place = replace(place, base=f"{address}/ng-rollout/{_ROLLOUT}/training-token-capture")
+            begun = time.monotonic()
+            code, output = _ended(harness.prepare(place, _TASK), place, environment_of(harness, place))
+            spent = time.monotonic() - begun
+    problems = [] if code is not None else [f"it had not ended after {_SECONDS} s"]
+    if any(call.body.get("max_tokens") != 1 for call in engine.calls):
+        problems.append("a call of a closed rollout reached the engine")
+    return Result(f"{harness.name}: given up after {spent:.0f} s", 0, {}, problems, output)
+
+
+async def _close(database: Path) -> None:
+    """Freeze the rollout, which some call must have begun."""
+    async with TokenCaptureStore(database) as store:
+        await store.begin_call(_ROLLOUT, "earlier")
+        await store.refuse_call(_ROLLOUT, "earlier")
+        await store.freeze(_ROLLOUT)
 
 
 def _ended(command: list[str], place: Place, environment: dict[str, str]) -> tuple[int | None, str]:

@@ -35,6 +35,8 @@ from typing import Any, Final
 
 import orjson
 
+from token_id_capture.server.dialects.chat import reasoning_of
+
 VERSION: Final = 1
 """Part of every chain: a chain of another version never matches."""
 
@@ -42,7 +44,6 @@ CHAIN_BYTES: Final = 16
 DIGEST_BYTES: Final = 8
 
 _TEMPLATE_ARGUMENTS: Final = ("chat_template_kwargs", "reasoning_effort")
-_REASONING: Final = ("reasoning_content", "reasoning")
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
@@ -102,7 +103,7 @@ def read_history(body: Mapping[str, Any]) -> History:
         raise UnreadableHistoryError("messages is not a list of messages")
     start = chain = _start(body)
     answers: list[Answer] = []
-    call_ids: list[str] = []
+    last_ids: tuple[str, ...] = ()
     role = ""
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -111,9 +112,9 @@ def read_history(body: Mapping[str, Any]) -> History:
         if role == "assistant":
             chain = _next(chain, _packed_answer(message))
             answers.append(Answer(position, chain, *_digests(message)))
-            call_ids = [_call_id(call) for call in _tool_calls(message)]
+            last_ids = call_ids(message)
         else:
-            chain = _next(chain, _packed_other(message, call_ids))
+            chain = _next(chain, _packed_other(message, last_ids))
     return History(start, tuple(answers), len(messages), chain, role == "assistant")
 
 
@@ -123,6 +124,20 @@ def same_answer(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return _packed_answer(one) == _packed_answer(other)
     except (NotTextError, UnreadableHistoryError):
         return False
+
+
+def same_reasoning(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two assistant messages hold the same thoughts, white space around them aside."""
+    return reasoning_of(one).strip() == reasoning_of(other).strip()
+
+
+def call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ids of a message's tool calls, in order; empty text for a call without one.
+
+    Raises:
+        UnreadableHistoryError: its tool calls are not a list.
+    """
+    return tuple(map(_call_id, _tool_calls(message)))
 
 
 def _start(body: Mapping[str, Any]) -> bytes:
@@ -147,10 +162,10 @@ def _packed_answer(message: Mapping[str, Any]) -> bytes:
     return _json(["assistant", text_of(message.get("content")).strip(), calls])
 
 
-def _packed_other(message: Mapping[str, Any], call_ids: Sequence[str]) -> bytes:
+def _packed_other(message: Mapping[str, Any], ids: Sequence[str]) -> bytes:
     """A message that no policy wrote. A tool's result names its call by the call's place, not by its id."""
     role, result_of = message["role"], message.get("tool_call_id")
-    place = call_ids.index(result_of) if result_of in call_ids else None
+    place = ids.index(result_of) if result_of in ids else None
     return _json([role, message.get("name"), place, text_of(message.get("content"))])
 
 
@@ -225,9 +240,7 @@ def _call_id(call: Any) -> str:
 
 def _digests(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Digests of an answer's reasoning and of the ids of its tool calls."""
-    named = (message.get(name) for name in _REASONING)
-    reasoning = next((text.strip() for text in named if isinstance(text, str) and text.strip()), "")
-    ids = [_call_id(call) for call in _tool_calls(message)]
+    reasoning, ids = reasoning_of(message).strip(), call_ids(message)
     return _digest(_json(reasoning)) if reasoning else b"", _digest(_json(ids)) if any(ids) else b""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from token_id_capture.protocols import RemembersAnswers, TokenSink, offers
 from token_id_capture.provenance import StoredAnswer
-from token_id_capture.server.continuity.canonical import same_answer
+from token_id_capture.server.continuity.canonical import UnreadableHistoryError, call_ids, same_answer, same_reasoning
 from token_id_capture.server.dialects.chat import History, reasoning_of
 
 _MOST_BYTES: Final = 64 * 2**20
@@ -87,8 +87,8 @@ def _restored(message: _Message, answers: Sequence[Mapping[str, Any]], history: 
         {**sent, "function": {**sent["function"], "arguments": call["function"]["arguments"]}}
         for sent, call in zip(message["tool_calls"], answer["tool_calls"], strict=True)
     ]
-    said, kept = reasoning_of(answer), reasoning_of(message)
-    if said and (history is History.FULL if not kept else kept.strip() == said.strip()):
+    said = reasoning_of(answer)
+    if said and (same_reasoning(answer, message) or (history is History.FULL and not reasoning_of(message))):
         message.pop("reasoning", None)
         message["reasoning_content"] = said
     return message != before
@@ -96,11 +96,11 @@ def _restored(message: _Message, answers: Sequence[Mapping[str, Any]], history: 
 
 def _call_ids(message: Mapping[str, Any]) -> _Ids:
     """The ids of a message's tool calls; empty if it has none, or one has no id."""
-    calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-    if not isinstance(calls, list):
+    try:
+        ids = call_ids(message) if message.get("role") == "assistant" else ()
+    except UnreadableHistoryError:
         return ()
-    ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
-    return tuple(map(str, ids)) if all(isinstance(call_id, str) and call_id for call_id in ids) else ()
+    return ids if all(ids) else ()
 
 
 def _size_of(message: Mapping[str, Any]) -> int:
