@@ -156,6 +156,7 @@ def test_the_embedded_tokens_are_those_of_the_calls(tokcap: RunTokcap, database:
     assert array("f", base64.b64decode(data["tokens"]["log_probs"])).tolist() == pytest.approx(sampled)
     assert [call["steps"] for call in data["calls"]] == [[[0, 0, 34]], [[0, 40, 10]], [[0, 56, 10]]]
     assert data["sequences"][0]["calls"] == [1, 2, 3]
+    assert all(call["begun_at"] <= call["stored_at"] for call in data["calls"])
 
 
 def test_a_history_that_diverges_is_told_by_what_differs(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:

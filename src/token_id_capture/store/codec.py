@@ -83,10 +83,11 @@ class PackedEntry:
         texts = len(self.columns["content"]) + len(self.columns["extras"]) + len(self.columns["routed_experts"] or b"")
         return 4 * (len(self.prompt) - self.prefix_length) + 12 * len(self.generation) + texts
 
-    def row(self, stored_at: float, writer_id: str) -> dict[str, Any]:
+    def row(self, stored_at: float, writer_id: str, begun_at: float | None = None) -> dict[str, Any]:
         """The values of the row's columns."""
         return {
             **self.columns,
+            "begun_at": begun_at,
             "stored_at": stored_at,
             "writer_id": writer_id,
             "prefix_call_id": self.prefix_call_id,

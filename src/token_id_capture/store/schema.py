@@ -63,6 +63,7 @@ def _entry_columns() -> list[Column[Any]]:
         Column("routed_experts", BLOB, comment="opaque, zlib-compressed JSON"),
         *_origin_columns(),
         Column("upstream", TEXT, comment="the address of the engine that served the call; null if nobody told"),
+        Column("begun_at", REAL, comment="when its intent was recorded; null if the process that stored it did not"),
     ]
 
 

@@ -84,7 +84,7 @@ class TokenCaptureStore:
 
     def _reset(self) -> None:
         self._recent = RecentSequences()
-        self._begun: Newest[tuple[str, str], str] = Newest(_REMEMBERED_CALLS)
+        self._begun: Newest[tuple[str, str], writes.Begun] = Newest(_REMEMBERED_CALLS)
 
     @property
     def location(self) -> Path | ServerUrl:
@@ -163,8 +163,7 @@ class TokenCaptureStore:
     async def begin_attributed_call(self, rollout_id: str, model_call_id: str, origin: CallOrigin) -> None:
         """Record that a call is about to be dispatched, and whose it is; its flags will tell that too."""
         call = writes.Call(validate_rollout_id(rollout_id), writes.checked_call_id(model_call_id), origin=origin)
-        incarnation = await self._write(writes.begin_calls, call)
-        self._begun[rollout_id, model_call_id] = incarnation
+        self._begun[rollout_id, model_call_id] = await self._write(writes.begin_calls, call)
 
     async def refuse_call(self, rollout_id: str, model_call_id: str, detail: str = "") -> None:
         """End the intent of a call that the engine refused before it generated anything.

@@ -9,7 +9,7 @@ from typing import Final
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
 from token_id_capture.store.file.location import reading_uri
 
-HEAD_REVISION: Final = "0008"
+HEAD_REVISION: Final = "0009"
 """The newest revision of ``migrations/versions``; a test holds the two together."""
 
 APPLICATION_ID: Final = 0x746F6B63

@@ -75,7 +75,7 @@ def _touched(batch: Batch, job: Job) -> Iterator[tuple[str, bool]]:
     match payload:
         case Put():
             # A call that began here belongs to a rollout that exists, or was deleted since.
-            yield payload.entry.rollout_id, payload.begun_incarnation is None
+            yield payload.entry.rollout_id, payload.begun is None
         case Call():
             yield payload.rollout_id, job.operation is begin_calls
         case Mark():

@@ -40,7 +40,7 @@ _OUTCOMES = f"""
     WHERE snapshot_id = :snapshot ORDER BY {OLDEST_FIRST}
 """
 # By name: a rollout that has a snapshot was not written since, so its entries are the same calls.
-_TIMES = "SELECT model_call_id, stored_at FROM entries WHERE rollout_id = :rollout"
+_TIMES = "SELECT model_call_id, begun_at, stored_at FROM entries WHERE rollout_id = :rollout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def read_evidence(connection: Connection, rollout_id: str, *, everything: bool =
 
 def _times(connection: Connection, rollout_id: str) -> dict[str, CallTimes]:
     rows = connection.execute(_TIMES, {"rollout": rollout_id}).fetchall()
-    return {call: CallTimes(None, stored_at) for call, stored_at in rows}
+    return {call: CallTimes(begun_at, stored_at) for call, begun_at, stored_at in rows}
 
 
 def _missing(connection: Connection, rollout_id: str, snapshot: tuple[str, int] | None) -> tuple[Flag, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from sqlalchemy import bindparam, column, delete, func, select, tuple_, union_all, update
@@ -25,13 +25,20 @@ from token_id_capture.store.write.statements import Statement
 PREFIX_CANDIDATES: Final = 16
 
 
+class Begun(NamedTuple):
+    """The intent of a call: the incarnation that it was made in, and when (seconds since the epoch)."""
+
+    incarnation: str
+    at: float
+
+
 @dataclass(slots=True, frozen=True)
 class Put:
-    """An entry to store; the incarnations that its prefix pointer and its intent were made in."""
+    """An entry to store; the incarnation that its prefix pointer was made in, and its intent if that is known here."""
 
     entry: PackedEntry
     prefix_incarnation: str | None
-    begun_incarnation: str | None
+    begun: Begun | None
     history: HistoryLink | None = None
 
 
@@ -163,7 +170,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
         if rollout is not None and rollout.state == State.RETIRED:
             _refuse_late(batch, entry, State.RETIRED)
             job.error = RolloutRetiredError(entry.rollout_id, f"call {entry.model_call_id!r}")
-        elif put.begun_incarnation is not None and (rollout is None or rollout.incarnation != put.begun_incarnation):
+        elif put.begun is not None and (rollout is None or rollout.incarnation != put.begun.incarnation):
             # The rollout was deleted since the call began: it belongs to no attempt that is left.
             _refuse_late(batch, entry, "deleted")
             job.error = RolloutRetiredError(entry.rollout_id, f"call {entry.model_call_id!r}, begun before its delete")
@@ -200,7 +207,7 @@ def put_entries(batch: Batch, jobs: list[Job]) -> None:
 
 
 def _insert_entries(batch: Batch, accepted: list[Put]) -> None:
-    rows = [put.entry.row(batch.now, batch.writer_id) for put in accepted]
+    rows = [put.entry.row(batch.now, batch.writer_id, put.begun.at if put.begun else None) for put in accepted]
     _INSERT_ENTRY.run_many(batch.connection, rows)
     _INSERT_HISTORY.run_many(
         batch.connection, [_history_row(put.entry, put.history) for put in accepted if put.history]
@@ -237,7 +244,7 @@ def _refuse_late(batch: Batch, entry: PackedEntry, state: str) -> None:
 
 
 def begin_calls(batch: Batch, jobs: list[Job]) -> None:
-    """Record intents. A job's result is the incarnation that its rollout is in."""
+    """Record intents. A job's result is the intent, as ``Begun``."""
     known = _rollouts_of(batch, (job.payload.rollout_id for job in jobs))
     begun: list[dict[str, Any]] = []
     for job in jobs:
@@ -255,7 +262,7 @@ def begin_calls(batch: Batch, jobs: list[Job]) -> None:
         else:
             if rollout is None:
                 rollout = known[call.rollout_id] = _new_rollout(call.rollout_id)
-            job.result = rollout.incarnation
+            job.result = Begun(rollout.incarnation, batch.now)
             begun.append(
                 {
                     "rollout_id": call.rollout_id,
