@@ -1,6 +1,6 @@
-"""Limits on connections before there is a request: how long one may take to send a head, and how many there may be.
+"""Connections: how long one may take to send a head, how many there may be, and writes that go out together.
 
-uvicorn has neither, and what has not sent a request yet has not shown a key.
+uvicorn has none of it, and what has not sent a request yet has not shown a key.
 """
 
 from __future__ import annotations
@@ -20,6 +20,35 @@ _LONGEST_HEAD: Final = 2**20
 """Bytes of a head that has not ended; httptools has no limit of its own."""
 
 
+class _JoinedWrites:
+    """A transport that sends what is written in one turn of the event loop together, such as a head and its body.
+
+    uvloop has each write be a call of the system, which costs the client one, too.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces and not self._transport.is_closing():
+            self._transport.writelines(pieces)
+
+
 def limited_protocol(head_seconds: float, most: int) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol for one server.
 
@@ -36,7 +65,7 @@ def limited_protocol(head_seconds: float, most: int) -> type[asyncio.Protocol]:
         head_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(_JoinedWrites(transport, self.loop))
             if len(self.connections) > most:
                 if not waiting:
                     transport.write(_FULL)
