@@ -172,6 +172,11 @@ async def test_a_request_that_is_no_plain_continuation_is_left_as_it_is(
             assert (made.parent_call_id, made.kept) == (None, 0)
 
 
+def test_every_reason_is_the_outcome_of_a_test_here() -> None:
+    tests = Path(__file__).read_text("utf-8")
+    assert [reason for reason in reasons.CONTINUITY_REASONS if f"reasons.{reason.upper()}" not in tests] == []
+
+
 async def test_answers_that_a_client_had_edited_before_are_not_restored_by_a_later_answer(tmp_path: Path) -> None:
     async with talking(tmp_path) as talk:
         first = await talk.ask(ASKED)

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token_id_capture.server.continuity import canonical
+from token_id_capture.server.continuity.candidates import link_of
 from token_id_capture.server.continuity.canonical import NotTextError, UnreadableHistoryError, read_history
+from token_id_capture.server.engines.base import ChoiceTokens
+from token_id_capture.server.wire.response import EngineChoice
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -135,6 +138,26 @@ def test_reasoning_is_told_apart_from_none_whatever_field_carries_it() -> None:
     assert reasoning() == reasoning(reasoning="", reasoning_content=None) == b""
     assert reasoning(reasoning="Hm.\n") == reasoning(reasoning_content="Hm.") != reasoning(reasoning="Oh.")
     assert len(reasoning(reasoning="Hm.")) == canonical.DIGEST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop", "ended"),
+    [
+        ("stop", None, True),
+        ("stop", 151645, True),
+        ("tool_calls", None, True),
+        ("stop", "a stop string", False),
+        ("length", None, False),
+        ("abort", None, False),
+        (None, None, False),
+    ],
+)
+def test_a_policy_ended_its_turn_unless_a_limit_or_a_stop_string_did(
+    finish_reason: str | None, stop: str | int | None, ended: bool
+) -> None:
+    link = link_of(read_history(ASKED), EngineChoice(ANSWER, finish_reason, ChoiceTokens(), stop))
+    assert link is not None
+    assert (link.chain, link.ended) == (CAPTURED, ended)
 
 
 def test_a_chain_of_another_version_never_matches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def _upstreams(
             keep_alive=keeps_connections(adapter),
         )
 
-    memory = sink if isinstance(sink, RemembersUpstreams) else None
+    memory = sink if offers(sink, RemembersUpstreams) else None
     return Upstreams([addresses] if isinstance(addresses, str) else addresses, make, memory)
 
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from starlette.types import Scope
 
@@ -35,7 +35,6 @@ _FAILURES: Final = 2
 _HEALTH: Final[Scope] = {"type": "http", "method": "GET", "path": "/health", "raw_path": b"/health", "headers": []}
 
 
-@runtime_checkable
 class RemembersUpstreams(Protocol):
     """A sink that can be asked where a rollout was served; the store does."""
 
@@ -165,7 +164,7 @@ class Upstreams:
     # Who belongs to them, and who is up
 
     def add(self, address: str) -> Member:
-        """Let calls go there too. Adding one that is there changes nothing.
+        """Send calls there too. Adding one that is there changes nothing.
 
         Raises:
             ConfigurationError: the address is not a URL.
