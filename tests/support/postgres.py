@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import os
 import pwd
@@ -10,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,12 +74,17 @@ class PostgresServer:
         self._run(*arguments, "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US")
 
     def start(self, **settings: str) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it answers; it ends with the thread that calls this."""
         arguments = [str(self._programs / "postgres"), "-D", str(self.home / "data"), "-k", str(self.home)]
         arguments += ["-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
         arguments += [word for name, value in {**_SETTINGS, **settings}.items() for word in ("-c", f"{name}={value}")]
         self._process = subprocess.Popen(
-            arguments, cwd=self.home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self._as_owner()
+            arguments,
+            cwd=self.home,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,
+            **self.unprivileged(),
         )
         deadline = time.monotonic() + _LONGEST_START_SECONDS
         while True:
@@ -143,16 +150,23 @@ class PostgresServer:
         asyncio.run(create(self.url(name)))
         return name
 
-    def _as_owner(self) -> dict[str, Any]:
+    def unprivileged(self) -> dict[str, Any]:
+        """What has ``subprocess`` run a program as the user of the server, which is never root."""
         if self._owner is None:
             return {}
         return {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
 
     def _run(self, *arguments: object) -> None:
         done = subprocess.run(
-            [str(word) for word in arguments], cwd=self.home, capture_output=True, text=True, **self._as_owner()
+            [str(word) for word in arguments], cwd=self.home, capture_output=True, text=True, **self.unprivileged()
         )
         assert done.returncode == 0, done.stderr
+
+
+def _end_with_parent() -> None:
+    """Have the server stop where the tests are killed, and cannot stop it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
 
 
 @contextmanager

@@ -35,6 +35,11 @@ PATIENCE_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 10.0
 """How often a process that has nothing to write says that it lives."""
 
+
+class ServerAwayError(StoreError):
+    """The server did not answer for as long as callers are asked to be patient."""
+
+
 _SHORTEST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
@@ -98,6 +103,7 @@ class PostgresWriter(WriterThread):
         self._connection: ServerConnection | None = None
         self._number = 0
         self._unanswered: int | None = None
+        self._away_since: float | None = None
         self._beaten_at = time.monotonic()
 
     async def submit(self, operation: Operation, payload: Any, size: int = 1024) -> Any:
@@ -179,7 +185,7 @@ class PostgresWriter(WriterThread):
             resolve(group)
             raise
         except Exception as error:
-            if len(group) > 1 and not (is_gone(error) or is_undone(error)):
+            if len(group) > 1 and not isinstance(error, ServerAwayError):
                 # All of it was rolled back. One that fails must not take its neighbours with it.
                 for half in (group[: len(group) // 2], group[len(group) // 2 :]):
                     self._serve(half)
@@ -187,29 +193,31 @@ class PostgresWriter(WriterThread):
                 fail(group, translated(error, self._url) or error)
 
     def _commit_patiently(self, group: list[Job]) -> None:
-        deadline, pause = time.monotonic() + PATIENCE_SECONDS, _SHORTEST_PAUSE_SECONDS
+        pause = _SHORTEST_PAUSE_SECONDS
         while True:
             try:
                 connection = self._connect()
-                if self._was_committed(connection):
-                    return
-                self._commit(connection, group)
+                if not self._was_committed(connection):
+                    self._commit(connection, group)
+                self._away_since = None
                 return
             except Exception as error:
                 if is_gone(error) or (self._connection is not None and not self._connection.usable):
                     self._disconnect()
                 elif not is_undone(error):
                     raise
-                if time.monotonic() + pause > deadline:
+                # Who comes while the server is away has no more patience than who noticed it.
+                self._away_since = self._away_since or time.monotonic()
+                if time.monotonic() + pause > self._away_since + PATIENCE_SECONDS:
                     raise self._given_up(error) from error
                 logger.warning("trying again on %s: %s", self._url, translated(error, self._url) or error)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _given_up(self, error: Exception) -> StoreError:
+    def _given_up(self, error: Exception) -> ServerAwayError:
         unknown, self._unanswered = self._unanswered is not None, None
         what = "whether this was stored is not known" if unknown else "nothing was stored"
-        return StoreError(
+        return ServerAwayError(
             f"{translated(error, self._url) or error}. For {PATIENCE_SECONDS:.0f} s it was tried again, and {what}: "
             "check the server, then repeat it"
         )
