@@ -13,8 +13,11 @@ import pytest
 from support.captured import WAITS_FOR_EVER, entry, filled, finish, one_line, process, put_chain
 from support.commands import RunTokcap
 from support.postgres import PASSWORD, PostgresServer
+from token_id_capture.errors import StatementError
 from token_id_capture.lifecycle import CallOrigin, Purpose
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.postgres.sql import SqlLimits, server_sql_reader
+from token_id_capture.store.server_url import server_url
 
 _CHANGING = re.compile(r"[0-9a-f]{32}|\b1[6-9]\d{8}(\.\d+)?\b|\d{4}-\d\d-\d\d[ T][0-9:.+-]+|\b\d+ (m?s|min) ago")
 
@@ -156,9 +159,10 @@ def test_a_statement_may_neither_write_nor_take_its_time(tokcap: RunTokcap, both
         "SELECT * FROM nothing": 'relation "nothing" does not exist',
         " ": "no statement to run",
     }
-    for statement, reason in refusals.items():
-        refused = tokcap("sql", statement, "--database", url)
-        assert (refused.returncode, reason in one_line(refused.stderr)) == (2, True), refused.stderr
+    with server_sql_reader(server_url(url), SqlLimits(60.0), lambda: False) as reader:
+        for statement, reason in refusals.items():
+            with pytest.raises(StatementError, match=reason), reader.query(statement) as (_, pages):
+                list(pages)
     slow = tokcap("sql", "SELECT pg_sleep(60)", "--timeout", "0.2", "--database", url)
     assert "took longer than 0.2 s: raise --timeout" in one_line(slow.stderr)
     assert "--role is for a server" in one_line(tokcap("sql", "SELECT 1", "--role", "x", "-d", both[0]).stderr)
