@@ -68,8 +68,8 @@ class Site:
     """One database, with what answers for it."""
 
     def __init__(self, path: Path, told: Mapping[str, Told], vocabulary: Vocabulary | None) -> None:
-        self._reads = Reads(path, told, vocabulary)
         self._follower = Follower(path, told)
+        self._reads = Reads(path, told, vocabulary, self._follower.changes_of)
         self._html = render(f"{path.name}: {COMMAND}", PageData(path.name, live=True), connects=True)
 
     @contextlib.asynccontextmanager

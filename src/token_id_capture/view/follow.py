@@ -12,6 +12,7 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -68,7 +69,12 @@ class Follower:
         self._version = 0
         self._marks: Marks = {}
         self._looked_at = 0.0
-        self._running: frozenset[str] = frozenset()
+        self._running: dict[str, RolloutLine] = {}
+        self._changes: Counter[str] = Counter()
+
+    def changes_of(self, rollout_id: str) -> int:
+        """How often a rollout was told to have changed."""
+        return self._changes[rollout_id]
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Watcher]:
@@ -76,7 +82,7 @@ class Follower:
         watcher = Watcher()
         async with self._starting:
             if self._task is None:
-                self._connection = None
+                self._connection, self._running = None, {}
                 await asyncio.to_thread(self._look)
                 self._task = asyncio.create_task(self._follow())
             self._watchers.add(watcher)
@@ -99,6 +105,7 @@ class Follower:
             self._task = None
 
     def _tell(self, found: tuple[RolloutLine, ...], trouble: str) -> None:
+        self._changes.update(line.id for line in found)
         for watcher in self._watchers if found or trouble else ():
             watcher.pending.update((line.id, line) for line in found)
             watcher.trouble = trouble
@@ -115,12 +122,14 @@ class Follower:
             since, self._looked_at = self._looked_at - _CLOCKS_DIFFER_SECONDS, time.time()
             with transaction(connection):
                 now = marks(connection.execute)
-                # A row that was changed in place is one of a rollout that was running.
-                changed = () if first else changed_since(connection.execute, self._marks, since) | self._running
+                changed = frozenset[str]() if first else changed_since(connection.execute, self._marks, since)
+                # A row that is changed in place is one of a rollout that was running.
+                looked_at = changed.union(self._running)
                 self._marks = now
-                found = lines(rollouts_of(connection.execute, changed), self._told) if changed else ()
-        self._running = frozenset(line.id for line in found if line.state is State.OPEN and line.open_calls)
-        return found
+                found = lines(rollouts_of(connection.execute, looked_at), self._told) if looked_at else ()
+        told = tuple(line for line in found if line.id in changed or line != self._running.get(line.id))
+        self._running = {line.id: line for line in found if line.state is State.OPEN and line.open_calls}
+        return told
 
     async def close(self) -> None:
         """Stop following."""

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,7 +25,8 @@ _AT_ONCE: Final = 2
 _LONGEST_SECONDS: Final = 3.0
 _STEPS: Final = 20_000
 _FRESH_SECONDS: Final = 0.5
-"""So long an answer is given to others, who ask for it because of the same change."""
+_REST: Final = 20
+"""The plots of very many rollouts take seconds. They are made again after so many times as long."""
 
 _Found = TypeVar("_Found")
 
@@ -32,13 +34,17 @@ _Found = TypeVar("_Found")
 class Reads:
     """The answers as JSON. Those who ask for the same thing at once share one read."""
 
-    def __init__(self, path: Path, told: Mapping[str, Told], vocabulary: Vocabulary | None) -> None:
+    def __init__(
+        self, path: Path, told: Mapping[str, Told], vocabulary: Vocabulary | None, changes: Callable[[str], int]
+    ) -> None:
+        """``changes`` counts what is known to have changed of a rollout."""
         self._path = path
         self._told = told
         self._vocabulary = vocabulary
         self._reader = TokenReader(path)
         self._few = asyncio.Semaphore(_AT_ONCE)
-        self._shared: dict[str, tuple[float, asyncio.Task[bytes]]] = {}
+        self._changes = changes
+        self._shared: dict[str, _Shared] = {}
 
     async def lines(self, wanted: Wanted, before: int | None) -> bytes:
         """The next rollouts, the last opened first.
@@ -48,7 +54,7 @@ class Reads:
         """
 
         def read(connection: sqlite3.Connection) -> LinesPage:
-            found = _timed(connection, lambda: read_lines(connection, self._told, LINES, before, wanted))
+            found = _cut_off(connection, lambda: read_lines(connection, self._told, LINES, before, wanted))
             return LinesPage(found, len(found) == LINES)
 
         return as_json(await self._read(read))
@@ -60,21 +66,25 @@ class Reads:
             UnknownRolloutError: there is no row of it.
             CorruptCaptureError: a call is damaged.
         """
-        return await self._share(rollout_id, lambda connection: read_rollout(connection, rollout_id, self._vocabulary))
+        return await self._share(
+            rollout_id, self._changes(rollout_id), lambda found: read_rollout(found, rollout_id, self._vocabulary)
+        )
 
     async def overview(self) -> bytes:
-        """All rollouts together."""
-        return await self._share("", lambda connection: read_overview(connection, self._path.name, self._told))
+        """All rollouts together; perhaps as they were some seconds ago."""
+        return await self._share("", 0, lambda found: read_overview(found, self._path.name, self._told))
 
-    async def _share(self, name: str, read: Callable[[sqlite3.Connection], object]) -> bytes:
+    async def _share(self, name: str, version: int, read: Callable[[sqlite3.Connection], object]) -> bytes:
+        """What others asked for, if nothing is known to have changed since they did."""
         now = time.monotonic()
-        old = [key for key, (at, task) in self._shared.items() if task.done() and now - at > _FRESH_SECONDS]
-        for key in old:
+        for key in [key for key, one in self._shared.items() if one.task.done() and one.until < now]:
             del self._shared[key]
-        if name not in self._shared:
-            self._shared[name] = now, asyncio.create_task(self._as_json(read))
+        shared = self._shared.get(name)
+        if shared is None or shared.version != version:
+            shared = self._shared[name] = _Shared(version, asyncio.create_task(self._as_json(read)))
+            shared.task.add_done_callback(lambda task: shared.rest(not name))
         # One who leaves must not end the read of the others.
-        return await asyncio.shield(self._shared[name][1])
+        return await asyncio.shield(shared.task)
 
     async def _as_json(self, read: Callable[[sqlite3.Connection], object]) -> bytes:
         return await self._read(lambda connection: as_json(read(connection)))
@@ -95,7 +105,22 @@ class Reads:
         self._reader.close()
 
 
-def _timed(connection: sqlite3.Connection, read: Callable[[], _Found]) -> _Found:
+@dataclass(slots=True)
+class _Shared:
+    """An answer for all who ask for it, until some time (of the monotonic clock)."""
+
+    version: int
+    task: asyncio.Task[bytes]
+    began: float = field(default_factory=time.monotonic)
+    until: float = 0.0
+
+    def rest(self, long: bool) -> None:
+        ended = time.monotonic()
+        failed = self.task.cancelled() or self.task.exception() is not None
+        self.until = 0.0 if failed else ended + max(_FRESH_SECONDS, _REST * (ended - self.began) if long else 0.0)
+
+
+def _cut_off(connection: sqlite3.Connection, read: Callable[[], _Found]) -> _Found:
     """Run a statement that must not hold a state of the database for long."""
     end = time.monotonic() + _LONGEST_SECONDS
     connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS)

@@ -22,8 +22,13 @@ class Live {
     return lines;
   }
 
-  overview() {
-    return this.get("api/overview");
+  async overview() {
+    const found = await this.get("api/overview");
+    // It may be one that was made before the last change.
+    if (found.made_at !== this.overviewMadeAt) this.overviewOld = false;
+    this.overviewMadeAt = found.made_at;
+    if (this.overviewOld) this.overviewLater();
+    return found;
   }
 
   leave() {
@@ -92,12 +97,13 @@ class Live {
       list.update(lines);
       for (const line of lines) this.changed.add(line.id);
       this.refresh();
-      this.overviewLater(lines);
+      this.overviewLater();
     });
     this.events.addEventListener("trouble", (event) => status(JSON.parse(event.data), "off"));
   }
 
   overviewLater() {
+    this.overviewOld = true;
     if (app.dataset.shows !== "overview" || this.overviewWaiting || this.id) return;
     this.overviewWaiting = setTimeout(() => {
       this.overviewWaiting = null;

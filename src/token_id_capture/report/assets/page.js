@@ -128,7 +128,11 @@ class RolloutPage {
 
   hitsByRun() {
     const byRun = new Map();
-    for (const { run, from, to } of this.hits) if (run) byRun.set(run.key, [...(byRun.get(run.key) ?? []), [from, to]]);
+    for (const { run, from, to } of this.hits) {
+      if (!run) continue;
+      if (!byRun.has(run.key)) byRun.set(run.key, []);
+      byRun.get(run.key).push([from, to]);
+    }
     return byRun;
   }
 
