@@ -69,6 +69,28 @@ class _Flag(Dumper):
         return b"\0\0\0\1" if obj else b"\0\0\0\0"
 
 
+class Answer:
+    """What a statement answered, as a cursor has it. All its rows are here, and a later statement takes none away."""
+
+    __slots__ = ("_rows", "rowcount", "statusmessage")
+
+    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+        self.rowcount = cursor.rowcount
+        self.statusmessage = cursor.statusmessage
+        self._rows = iter(() if cursor.rownumber is None else cursor.fetchall())
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[Any]:
+        """All rows that are left."""
+        return list(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rows
+
+
 class ServerConnection:
     """What ``sqlite3.Connection`` has, as far as statements of this package use it. Each statement commits by itself
     outside a transaction that was begun."""
@@ -76,6 +98,9 @@ class ServerConnection:
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self.raw = raw
         raw.adapters.register_dumper(bool, _Flag)
+        # One for all statements: to make another takes as long as a small statement.
+        self._cursor = raw.cursor()
+        self._several = psycopg.ClientCursor(raw)
 
     @property
     def in_transaction(self) -> bool:
@@ -87,9 +112,19 @@ class ServerConnection:
         """Whether the server still answers on it, as far as anybody has noticed."""
         return not self.raw.closed and self.raw.info.transaction_status != TransactionStatus.UNKNOWN
 
-    def execute(self, statement: str, parameters: Parameters = ()) -> psycopg.Cursor[Any]:
+    def execute(self, statement: str, parameters: Parameters = ()) -> Answer:
         """Run one statement; all its rows are here when this returns."""
-        return self.raw.execute(in_postgres(statement), parameters, binary=True)
+        return Answer(self._cursor.execute(in_postgres(statement), parameters, binary=True))
+
+    def run_together(self, statements: Sequence[tuple[str, Mapping[str, Any]]], /) -> list[int]:
+        """Run statements that answer no rows, in order and in one journey; how many rows each changed."""
+        cursor = self._several
+        texts = [cursor.mogrify(in_postgres(statement), parameters) for statement, parameters in statements]
+        cursor.execute("; ".join(texts).encode())
+        changed = [cursor.rowcount]
+        while cursor.nextset():
+            changed.append(cursor.rowcount)
+        return changed
 
     def one(self, statement: str, parameters: Parameters = ()) -> Any:
         """The row of a statement that always gives one."""

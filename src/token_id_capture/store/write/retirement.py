@@ -23,7 +23,7 @@ from token_id_capture.store.schema import (
 )
 from token_id_capture.store.write.queue import Batch
 from token_id_capture.store.write.snapshot import NewOutcome, append_outcome, latest_head, latest_outcome
-from token_id_capture.store.write.statements import Statement
+from token_id_capture.store.write.statements import Statement, run_all
 
 Changed = dict[str, list[str]]
 
@@ -108,7 +108,6 @@ def drop(batch: Batch, wanted: Drop) -> bool:
         or _is_evidence(batch, wanted.snapshot_id)
     ):
         return False
-    _delete_content(batch, [wanted.rollout_id])
     _retire(batch, [wanted.rollout_id])
     return True
 
@@ -127,13 +126,11 @@ def remove(batch: Batch, removal: Removal) -> Changed:
             # The trigger that keeps masked and failed evidence lets a released snapshot go.
             reason = reasons.RETIRED_BY_HAND if removal.keep_tombstone else reasons.DELETED_BY_HAND
             append_outcome(batch, rollout_id, NewOutcome(snapshot_id, version, Outcome.RELEASED, reason, "{}"))
-    _delete_content(batch, changed)
     if removal.keep_tombstone:
         # The version is raised: a drop must not be told that it had succeeded.
         _retire(batch, changed, raised=1)
     else:
-        _DELETE_LATE_WRITES.run(batch.connection, _ids(changed))
-        _DELETE_ROLLOUTS.run(batch.connection, _ids(changed))
+        run_all(batch.connection, (*_DELETE_CONTENT, _DELETE_LATE_WRITES, _DELETE_ROLLOUTS), _ids(changed))
     return {"removed": changed, "absent": [name for name in removal.rollout_ids if name not in set(changed)]}
 
 
@@ -148,13 +145,9 @@ def _is_evidence(batch: Batch, snapshot_id: str) -> bool:
     return (latest := latest_outcome(batch, snapshot_id)) is not None and latest.keeps_evidence
 
 
-def _delete_content(batch: Batch, rollout_ids: list[str]) -> None:
-    for statement in _DELETE_CONTENT:
-        statement.run(batch.connection, _ids(rollout_ids))
-
-
 def _retire(batch: Batch, rollout_ids: list[str], *, raised: int = 0) -> None:
-    _RETIRE.run(batch.connection, {**_ids(rollout_ids), "now": batch.now, "raised": raised})
+    parameters = {**_ids(rollout_ids), "now": batch.now, "raised": raised}
+    run_all(batch.connection, (*_DELETE_CONTENT, _RETIRE), parameters)
 
 
 def _ids(rollout_ids: Any) -> dict[str, str]:

@@ -26,7 +26,7 @@ from token_id_capture.store.schema import (
     writers,
 )
 from token_id_capture.store.write.queue import Batch
-from token_id_capture.store.write.statements import Statement
+from token_id_capture.store.write.statements import Statement, run_all
 
 RECORDED_BY_CONSUMERS: Final = (Outcome.DELIVERED, Outcome.MASKED, Outcome.FAILED)
 
@@ -164,10 +164,8 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
     parameters = {"rollout": rollout_id, "snapshot": snapshot_id, "to_version": version, "now": batch.now}
     connection = batch.connection
     # The copies come before the head, which seals them.
-    entry_count = COPY_ENTRIES.run(connection, parameters)
-    flag_count = COPY_FLAGS.run(connection, parameters)
-    flag_count += COPY_OPEN_INTENTS.run(connection, parameters)
-    head = SnapshotHead(rollout_id, snapshot_id, version, flag_count > 0)
+    entry_count, *flag_counts = run_all(connection, (COPY_ENTRIES, COPY_FLAGS, COPY_OPEN_INTENTS), parameters)
+    head = SnapshotHead(rollout_id, snapshot_id, version, sum(flag_counts) > 0)
     values = {
         "snapshot_id": snapshot_id,
         "version": version,
@@ -176,9 +174,7 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
         "entry_count": entry_count,
         "frozen_at": batch.now,
     }
-    _INSERT_HEAD.run(connection, values)
-    _FREEZE_ROLLOUT.run(connection, parameters)
-    _FORGET_HISTORIES.run(connection, parameters)
+    run_all(connection, (_INSERT_HEAD, _FREEZE_ROLLOUT, _FORGET_HISTORIES), {**parameters, **values})
     return head
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.sql import ClauseElement, Insert
@@ -21,6 +21,15 @@ _ROWS_AT_ONCE: Final = 64
 _VALUES = re.compile(r"VALUES (\((?::\w+(?:, )?)+\))")
 _PLACE = re.compile(r":(\w+)")
 _DIALECT = sqlite_dialect(paramstyle="named")
+
+
+@runtime_checkable
+class RemoteConnection(Protocol):
+    """A connection to which each statement is a journey."""
+
+    def run_together(self, statements: Sequence[tuple[str, Mapping[str, Any]]], /) -> list[int]:
+        """Run statements that answer no rows, in order and in one journey; how many rows each changed."""
+        ...
 
 
 class Statement:
@@ -42,6 +51,10 @@ class Statement:
     def run(self, connection: Connection, parameters: Mapping[str, Any]) -> int:
         """Execute it; the answer is the number of rows that it changed."""
         return connection.execute(self.sql, {**self._defaults, **parameters}).rowcount
+
+    def filled(self, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Its text and all its parameters."""
+        return self.sql, {**self._defaults, **parameters}
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Execute it for each row of parameters; an INSERT takes many rows at once.
@@ -76,3 +89,10 @@ class Statement:
         """Execute it; the answer is the first row, or None."""
         row: tuple[Any, ...] | None = connection.execute(self.sql, {**self._defaults, **parameters}).fetchone()
         return row
+
+
+def run_all(connection: Connection, statements: Sequence[Statement], parameters: Mapping[str, Any]) -> list[int]:
+    """Execute these in order, with the same parameters; how many rows each changed."""
+    if isinstance(connection, RemoteConnection):
+        return connection.run_together([statement.filled(parameters) for statement in statements])
+    return [statement.run(connection, parameters) for statement in statements]
