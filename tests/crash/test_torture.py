@@ -41,6 +41,15 @@ def test_every_role_may_be_killed_and_nothing_is_lost_torn_or_handed_on_twice(tm
     assert sum(number for name, number in report.items() if name.endswith("_kills")) >= 3
 
 
+def test_a_server_that_is_killed_like_its_writers_loses_nothing(tmp_path: Path) -> None:
+    short = ("--seconds", "7", "--writers", "2", "--coroutines", "50", "--kills-per-second", "4")
+    code, report = torture(tmp_path / "run", "--mode", "server", *short)
+    assert (code, report["violations"]) == (0, [])
+    assert report["put"] > 0
+    assert report["kills"] >= 3
+    assert (report["lost"], report["torn"]) == (0, 0)
+
+
 def test_a_disk_that_fails_and_then_loses_power_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     code, report = torture(tmp_path / "run", "--mode", "disk", "--seconds", "1")
     assert (code, report["violations"]) == (0, [])

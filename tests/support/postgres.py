@@ -34,6 +34,8 @@ _SETTINGS: Final = {
     "max_wal_senders": "0",
     "wal_level": "minimal",
     "log_min_messages": "fatal",
+    # Seconds less after a crash than one fsync for each file.
+    "recovery_init_sync_method": "syncfs",
 }
 _names = itertools.count()
 
@@ -103,11 +105,15 @@ class PostgresServer:
             self._process.wait(_LONGEST_START_SECONDS)
             self._process = None
 
+    @property
+    def pid(self) -> int:
+        """The process that starts the others."""
+        assert self._process is not None
+        return self._process.pid
+
     def processes(self) -> list[int]:
         """The server's processes except the one that starts the others: those that serve a connection, and its own."""
-        assert self._process is not None
-        pid = self._process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(child) for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def admin(self, database: str = "postgres") -> psycopg.Connection[Any]:
         """A connection of the tests' own, which commits each statement."""
