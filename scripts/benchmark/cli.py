@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmark.gateway.command import main as gateway
 
         return gateway(arguments[1:])
+    if arguments[:1] == ["databases"]:
+        from benchmark.databases import main as databases
+
+        return databases(arguments[1:])
     if arguments[:1] == ["dialects"]:
         from benchmark.dialects import main as dialects
 

@@ -21,6 +21,13 @@ class Plan:
     round_seconds: float = 30.0
     rollouts_per_second: float = 40.0
     rollout_seconds: float = 3.0
+    url: str = ""
+    """Of the server that is written to, if the database is on one."""
+
+    @property
+    def target(self) -> str | Path:
+        """What is written to."""
+        return self.url or self.database
 
     @property
     def database(self) -> Path:

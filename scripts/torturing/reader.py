@@ -6,7 +6,9 @@ import os
 import random
 import sqlite3
 import time
+from contextlib import closing
 from mmap import mmap
+from typing import Any
 
 from torturing.ledger import Ledger
 from torturing.plan import Round
@@ -40,22 +42,31 @@ def run_reader(part: Round, name: str, counters: mmap, slot: int) -> None:
             for rollout_id, snapshot_id, version in _look(part, dice):
                 ledger.write("half", started, rollout_id, snapshot_id=snapshot_id or "", version=version)
             view[slot] += 1
-        except sqlite3.Error as error:
-            if view[slot]:
+        except Exception as error:
+            # A server may be gone at any moment. Of a file, nobody may have finished making the database yet.
+            if view[slot] and not part.plan.url:
                 ledger.write("error", started, detail=f"the reader: {error}")
-            # Else nobody has finished making the database yet.
             time.sleep(0.01)
 
 
 def _look(part: Round, dice: random.Random) -> list[tuple[str, str, int]]:
-    connection = sqlite3.connect(f"file:{part.plan.database}?mode=ro", uri=True, timeout=30, isolation_level=None)
-    try:
-        connection.execute("BEGIN")
-        found = connection.execute(_HALF_SNAPSHOTS).fetchall()
+    with closing(_connect(part)) as connection:
+        found: list[tuple[str, str, int]] = connection.execute(_HALF_SNAPSHOTS).fetchall()
         time.sleep(LONGEST_SECONDS * dice.random() ** 3)
         # Still the same view of the database, whatever was written meanwhile.
         found += connection.execute(_RETIRED_WITH_CONTENT).fetchall()
         connection.execute("ROLLBACK")
-    finally:
-        connection.close()
     return found
+
+
+def _connect(part: Round) -> Any:
+    """A connection whose transaction has begun."""
+    if part.plan.url:
+        import psycopg
+
+        server = psycopg.connect(part.plan.url, autocommit=True)
+        server.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        return server
+    connection = sqlite3.connect(f"file:{part.plan.database}?mode=ro", uri=True, timeout=30, isolation_level=None)
+    connection.execute("BEGIN")
+    return connection

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from mmap import mmap
@@ -29,6 +30,8 @@ Body = Callable[[Round, str, mmap, int], None]
 _TICK_SECONDS = 0.2
 # Of the kills, those that may hit a process before it has done anything.
 _EARLY_KILLS = 0.2
+# Of the kills, those that hit the database's server, if there is one.
+_STRIKES = 0.1
 
 
 @dataclass(slots=True)
@@ -52,11 +55,14 @@ class Supervisor:
     counters: mmap
     kills: int = 0
     accidents: list[str] = field(default_factory=list)
+    strike: Callable[[], str] | None = None
+    """Hits the server of the database, and says how; an empty answer if it is not back yet from the last time."""
+    strikes: Counter[str] = field(default_factory=Counter)
     stopped: bool = False
 
     @classmethod
-    def of(cls, plan: Plan) -> Supervisor:
-        return cls(plan, random.Random(plan.seed), mmap(-1, 8 * (plan.writers + 1)))
+    def of(cls, plan: Plan, strike: Callable[[], str] | None = None) -> Supervisor:
+        return cls(plan, random.Random(plan.seed), mmap(-1, 8 * (plan.writers + 1)), strike=strike)
 
     @property
     def steps(self) -> int:
@@ -78,10 +84,7 @@ class Supervisor:
             while time.monotonic() < end and not self.stopped and not self.accidents:
                 time.sleep(max(0.0, min(next_kill, next_tick, end) - time.monotonic()))
                 if time.monotonic() >= next_kill:
-                    if victims := self._victims(processes):
-                        victim = self.dice.choice(victims)
-                        self._kill(victim)
-                        self._start(part, victim)
+                    self._kill_somebody(part, processes)
                     next_kill = time.monotonic() + self._pause()
                 if time.monotonic() >= next_tick:
                     tick()
@@ -90,10 +93,19 @@ class Supervisor:
             for process in processes:
                 self._kill(process)
 
+    def _kill_somebody(self, part: Round, processes: list[Process]) -> None:
+        if self.strike is not None and self.dice.random() < _STRIKES and (struck := self.strike()):
+            self.strikes[struck] += 1
+            self.kills += 1
+        elif victims := self._victims(processes):
+            victim = self.dice.choice(victims)
+            self._kill(victim)
+            self._start(part, victim)
+
     def _create_database(self) -> None:
         # By a process that ends, as this one must not open it. Kills during the creation, which takes
         # longer than a process lives here, are a test of their own.
-        if not run_in_child(lambda: asyncio.run(_open(self.plan.database))):
+        if not run_in_child(lambda: asyncio.run(_open(self.plan.target))):
             self.accidents.append("the database could not be created; the output says why")
 
     def _victims(self, processes: list[Process]) -> list[Process]:
@@ -130,7 +142,7 @@ class Supervisor:
         process.pid = 0
 
 
-async def _open(database: Path) -> None:
+async def _open(database: str | Path) -> None:
     async with TokenCaptureStore(database):
         pass
 

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -33,7 +34,9 @@ _RESPONSE = {
 }
 
 
-class _Engine(BaseHTTPRequestHandler):
+class Engine(BaseHTTPRequestHandler):
+    """Answers every call alike."""
+
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
@@ -56,25 +59,27 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def run_traffic(directory: Path, port: int, engine_port: int) -> None:
-    """The body of the process."""
-    engine = ThreadingHTTPServer(("127.0.0.1", engine_port), _Engine)
+def run_traffic(directory: Path, gateways: Sequence[tuple[str, int]], engine_at: tuple[str, int]) -> None:
+    """The body of the process: calls of a rollout go to one gateway after the other."""
+    engine = ThreadingHTTPServer(engine_at, Engine)
     threading.Thread(target=engine.serve_forever, daemon=True).start()
     parent = os.getppid()
     for name in range(_CLIENTS):
-        threading.Thread(target=_call, args=(directory / "answered", port, name), daemon=True).start()
+        threading.Thread(target=_call, args=(directory / "answered", gateways, name), daemon=True).start()
     while os.getppid() == parent:
         time.sleep(0.5)
 
 
-def _call(answered: Path, port: int, name: int) -> None:
+def _call(answered: Path, gateways: Sequence[tuple[str, int]], name: int) -> None:
     descriptor = os.open(answered, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "x"}]})
     number = 0
     while True:
         rollout_id = f"h{name}.{number // _CALLS}"
+        host, port = gateways[number % len(gateways)]
         number += 1
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        # A gateway may wait for its database as long as that recovers.
+        connection = http.client.HTTPConnection(host, port, timeout=20)
         try:
             path = f"/ng-rollout/{rollout_id}/training-token-capture/v1/chat/completions"
             connection.request("POST", path, body, {"content-type": "application/json"})

@@ -14,7 +14,7 @@ from mmap import mmap
 from typing import Any
 
 from token_id_capture import reasons
-from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError
+from token_id_capture.errors import ConflictingEntryError, RolloutFrozenError, RolloutRetiredError, StoreError
 from token_id_capture.store import TokenCaptureStore
 from torturing.ledger import Ledger
 from torturing.plan import Round
@@ -37,6 +37,7 @@ class Work:
         self._dice = random.Random(f"{part.plan.seed}/{part.number}/{name}")
         self._name = name
         self._salts = 0
+        self._answered = False
         self._ledger = Ledger(part.plan.ledgers / f"{name}.ledger")
         self._heartbeat = heartbeat
         # Ends of stored sequences, so that prompts continue where earlier calls ended.
@@ -67,6 +68,11 @@ class Work:
         while os.getppid() == parent:
             try:
                 await self._step()
+            except StoreError as error:
+                # A server may be down when a process starts; one that has answered is waited for.
+                late = self._part.plan.url and not self._answered
+                self._ledger.write("unopened" if late else "error", time.monotonic_ns(), detail=str(error))
+                await asyncio.sleep(0.1)
             except Exception as error:
                 self._ledger.write("error", time.monotonic_ns(), detail=f"{type(error).__name__}: {error}")
 
@@ -87,7 +93,8 @@ class Work:
         step = self._dice.choices(list(steps), list(steps.values()))[0]
         rollout_id = self._rollout(0.0, OLD) if young else self._rollout(OLD, 1.0)
         await step(rollout_id)
-        self._heartbeat()
+        if self._answered:
+            self._heartbeat()
 
     def _rollout(self, youngest: float, oldest: float) -> str:
         age = self._dice.uniform(youngest, oldest) * self._part.window
@@ -111,6 +118,7 @@ class Work:
             refused = "frozen" if isinstance(refusal, RolloutFrozenError) else "retired"
             self._ledger.write(refused, started, rollout_id, detail=kind)
             raise _RefusedError from None
+        self._answered = True
         self._ledger.write(kind, started, rollout_id, **details)
 
     async def _store_call(self, rollout_id: str, call: str) -> None:
@@ -234,7 +242,7 @@ def run_writer(part: Round, name: str, counters: mmap, slot: int) -> None:
         view[slot] += 1
 
     async def main() -> None:
-        work = Work(part, name, TokenCaptureStore(part.plan.database), heartbeat)
+        work = Work(part, name, TokenCaptureStore(part.plan.target), heartbeat)
         await asyncio.gather(*(work.forever() for _ in range(part.plan.coroutines)))
 
     asyncio.run(main())
@@ -244,7 +252,7 @@ def run_once(part: Round) -> None:
     """The body of a process that does a little of everything and ends."""
 
     async def main() -> None:
-        async with TokenCaptureStore(part.plan.database) as store:
+        async with TokenCaptureStore(part.plan.target) as store:
             await Work(part, "once", store, lambda: None).once()
 
     asyncio.run(main())

@@ -94,11 +94,11 @@ class Server:
 
     def cpu(self) -> float:
         """The processor seconds of its processes so far."""
-        return sum(_cpu(pid) for pid in self._pids())
+        return cpu_of(self._process.pid)
 
     def running_seconds(self) -> float:
         """The same of the threads that it has now, to the nanosecond."""
-        files = [file for pid in self._pids() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        files = [file for pid in family(self._process.pid) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
         return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
     def stop(self) -> None:
@@ -109,17 +109,6 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _pids(self) -> list[int]:
-        parents = {}
-        for directory in Path("/proc").iterdir():
-            if directory.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    parents[int(directory.name)] = int(_stat(int(directory.name))[1])
-        found = [self._process.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found
 
 
 @contextlib.contextmanager
@@ -155,6 +144,28 @@ def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes], said: Pa
             return
         time.sleep(0.1)
     raise RuntimeError(f"{process.args!r} does not listen: {said.read_text('utf-8', 'replace')[-2000:]}")
+
+
+def family(pid: int) -> list[int]:
+    """A process and those that it started, as far as they run."""
+    parents = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parents[int(directory.name)] = int(_stat(int(directory.name))[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def cpu_of(pid: int) -> float:
+    """The processor seconds so far of a process and of those that it started, as far as they run."""
+    spent = 0.0
+    for one in family(pid):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            spent += _cpu(one)
+    return spent
 
 
 def _stat(pid: int) -> list[str]:
