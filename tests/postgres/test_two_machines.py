@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from token_id_capture.store import TokenCaptureStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from torturing.network import Network, two_networks
+from torturing.network import Network, two_networks, why_not
 from torturing.roles import Place
 from torturing.server import let_in, place_of
 from torturing.traffic import Engine
@@ -33,8 +32,8 @@ BODY = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}]}'
 
 @pytest.fixture
 def networks() -> Iterator[list[Network]]:
-    if os.geteuid() or shutil.which("ip") is None:
-        pytest.skip("only root makes network namespaces, with the program ip")
+    if reason := why_not():
+        pytest.skip(reason)
     with two_networks() as made:
         yield made
 

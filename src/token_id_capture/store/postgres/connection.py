@@ -72,12 +72,20 @@ class _Flag(Dumper):
 class Answer:
     """What a statement answered, as a cursor has it. All its rows are here, and a later statement takes none away."""
 
-    __slots__ = ("_rows", "rowcount", "statusmessage")
+    __slots__ = ("_result", "_rows", "rowcount", "statusmessage")
 
     def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+        self._result = cursor.pgresult
         self.rowcount = cursor.rowcount
         self.statusmessage = cursor.statusmessage
         self._rows = iter(() if cursor.rownumber is None else cursor.fetchall())
+
+    @property
+    def description(self) -> list[tuple[str]] | None:
+        """The columns, each with its name alone; None if the statement gives no rows."""
+        if self._result is None or not self._result.nfields:
+            return None
+        return [((self._result.fname(column) or b"").decode(),) for column in range(self._result.nfields)]
 
     def fetchone(self) -> Any:
         """The next row, or None."""
