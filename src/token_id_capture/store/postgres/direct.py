@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import psycopg
 
 from token_id_capture.errors import UnusableDatabaseError
+from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.revision import HEAD_REVISION
 from token_id_capture.store.postgres.connection import ServerConnection
 from token_id_capture.store.postgres.errors import translated
@@ -70,12 +71,13 @@ class ServerMaintenance:
     """The writing connection of a housekeeping command."""
 
     def __init__(self, connection: ServerConnection) -> None:
-        self.connection = connection
+        self.connection: Connection = connection
+        self._raw = connection.raw
 
     @contextmanager
     def transaction(self) -> Iterator[Batch]:
         """One step in a transaction, which commits unless an error leaves the block."""
-        with self.connection.raw.transaction():
+        with self._raw.transaction():
             yield Batch(self.connection, writer_id="", now=time.time(), shortage="")
 
     def lock(self, batch: Batch, rollout_ids: Iterable[str]) -> None:
