@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 from harnessing.programs import Harness, Place, environment_of
 from harnessing.script import ANSWER, TWO_AGENTS, OneLongPrompt, ScriptedPolicy
@@ -81,10 +82,12 @@ def run_closed(harness: Harness, programs: Path) -> Result:
             begun = time.monotonic()
             code, output = _ended(harness.prepare(place, _TASK), place, environment_of(harness, place))
             spent = time.monotonic() - begun
+            with urlopen(f"{address}/metrics") as answer:
+                [calls] = re.findall(r'tokcap_calls_total\{outcome="closed".*\} (\d+)', answer.read().decode())
     problems = [] if code is not None else [f"it had not ended after {_SECONDS} s"]
     if any(call.body.get("max_tokens") != 1 for call in engine.calls):
         problems.append("a call of a closed rollout reached the engine")
-    return Result(f"{harness.name}: given up after {spent:.0f} s", 0, {}, problems, output)
+    return Result(f"{harness.name}: given up after {calls} calls, {spent:.0f} s", 0, {}, problems, output)
 
 
 async def _close(database: Path) -> None:

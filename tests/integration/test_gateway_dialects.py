@@ -14,7 +14,18 @@ import orjson
 import pytest
 from aiohttp import web
 
-from support.replay import Gateway, Recording, running_gateway, stream, until
+from support.dialect_calls import (
+    GEMINI,
+    MESSAGES,
+    MODEL,
+    RESPONSES,
+    answer_with,
+    calls,
+    contents,
+    messages,
+    responses,
+)
+from support.replay import Gateway, Recording, running_gateway, until
 from token_id_capture.consumer import trajectories_from_source
 from token_id_capture.rebuild import ScoredAnswer, build_snapshot
 from token_id_capture.records import TokenEntry
@@ -24,9 +35,6 @@ with warnings.catch_warnings():
     from google import genai
     from google.genai import types as gemini
 
-MESSAGES, RESPONSES = "/v1/messages?beta=true", "/v1/responses"
-GEMINI, GEMINI_STREAM = "/v1beta/models/g:generateContent", "/v1beta/models/g:streamGenerateContent?alt=sse"
-MODEL = "their-model"
 KEY = "the-gateways-key"
 RECORDED = {
     "whole": ("12c-tools-auto-text-and-call", "14h-reasoning-and-tool", "01-chat", "11-chat-length"),
@@ -39,43 +47,10 @@ RECORDED = {
 }
 
 
-def messages(**more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}], **more}
-
-
-def responses(**more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": "hi", **more}
-
-
-def contents(**more: Any) -> dict[str, Any]:
-    return {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], **more}
-
-
-def calls(streamed: bool) -> list[tuple[str, dict[str, Any]]]:
-    """A request of each dialect."""
-    return [
-        (MESSAGES, messages(stream=streamed)),
-        (RESPONSES, responses(stream=streamed)),
-        (GEMINI_STREAM if streamed else GEMINI, contents()),
-    ]
-
-
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     async with running_gateway(tmp_path, model="policy") as running:
         yield running
-
-
-def answer_with(gateway: Gateway, name: str) -> None:
-    recording = Recording.named(name)
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if recording.content_type.startswith("text/event-stream"):
-            response: web.StreamResponse = await stream(request, [recording.payload])
-            return response
-        return web.Response(body=recording.payload, status=recording.status, content_type=recording.content_type)
-
-    gateway.engine.handler = answer
 
 
 def captured(entry: TokenEntry) -> tuple[Any, ...]:
@@ -216,54 +191,6 @@ async def test_a_prompt_that_is_too_long_starts_compaction_in_each_client(gatewa
     assert codex.status == 200
     assert b"event: response.failed" in codex.body
     assert b'"code":"context_length_exceeded"' in codex.body
-
-
-async def test_bad_input_is_refused_in_the_envelope_and_nothing_is_sent_or_recorded(gateway: Gateway) -> None:
-    for path in (MESSAGES, RESPONSES, GEMINI):
-        for body in (b"{", b"[]", b"{}", b'{"model":7,"contents":7}', b'{"max_tokens": NaN}'):
-            response = await gateway.post(path, body)
-            error = response.json()["error"]
-            assert (response.status, bool(error["message"])) == (400, True)
-            assert (response.json().get("type") == "error") == (path == MESSAGES)
-            assert (error.get("status") == "INVALID_ARGUMENT") == (path == GEMINI)
-    assert gateway.engine.received == []
-    assert await gateway.store.list_rollouts() == []
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"choices":[]}',
-        b'{"choices":null}',
-        b'{"choices":[null]}',
-        b'{"choices":[{"message":null}]}',
-        b"{}",
-        b"no json",
-    ],
-)
-async def test_a_response_without_an_answer_is_a_502_in_the_envelope_and_not_an_empty_answer(
-    gateway: Gateway, body: bytes
-) -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type="application/json")
-
-    gateway.engine.handler = answer
-    kinds = ("api_error", "server_error", "INTERNAL")
-    for number, ((path, asked), kind) in enumerate(zip(calls(streamed=False), kinds, strict=True)):
-        response = await gateway.post(path, asked, f"r{number}")
-        error = response.json()["error"]
-        assert (response.status, error.get("status", error.get("type"))) == (502, kind)
-        assert "response" in error["message"] or "message to translate" in error["message"]
-        assert len(await gateway.flags(f"r{number}")) == 1
-
-
-async def test_a_gemini_path_without_a_model_is_refused_and_one_with_a_colon_is_read(gateway: Gateway) -> None:
-    answer_with(gateway, "01-chat")
-    response = await gateway.post("/v1beta/models/:generateContent", contents())
-    assert (response.status, response.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
-    assert gateway.engine.received == []
-    assert (await gateway.post("/v1beta/models/qwen3:8b:generateContent", contents())).status == 200
-    assert (await gateway.store.read_entries("r1"))[0].translation.client_model == "qwen3:8b"  # type: ignore[union-attr]
 
 
 async def test_a_closed_rollout_is_a_410_in_each_envelope(gateway: Gateway) -> None:
