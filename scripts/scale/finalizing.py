@@ -28,11 +28,11 @@ ADDED = 40
 AT_ONCE = 200
 
 
-def calls(rollout: str, sequences: int) -> Iterator[TokenEntry]:
-    """``SEQUENCES * TURNS`` calls, as one conversation or as several agents of ``TURNS`` turns each."""
+def calls(rollout: str, sequences: int, turns: int = SEQUENCES * TURNS) -> Iterator[TokenEntry]:
+    """So many turns, as one conversation or as several agents of equally many."""
     prompt: list[int] = []
-    for number in range(SEQUENCES * TURNS):
-        agent, turn = divmod(number, SEQUENCES * TURNS // sequences)
+    for number in range(turns):
+        agent, turn = divmod(number, turns // sequences)
         if turn == 0:
             prompt = [7, 100 + agent]
         prompt = [*prompt, *range(1000, 1000 + ADDED)]
@@ -51,17 +51,29 @@ def calls(rollout: str, sequences: int) -> Iterator[TokenEntry]:
         prompt = [*prompt, *sampled]
 
 
-def fill(database: Path, rollouts: int, sequences: int) -> None:
+def filled(database: Path, rollouts: int, sequences: int, turns: int = SEQUENCES * TURNS) -> Path:
+    """The database with all calls of all rollouts."""
+    # In a process of its own: a child starts with its parent's peak memory, and would report it as its own.
+    filling = multiprocessing.get_context("spawn").Process(target=fill, args=(database, rollouts, sequences, turns))
+    filling.start()
+    filling.join()
+    if filling.exitcode:
+        raise SystemExit("the database could not be filled")
+    return database
+
+
+def fill(database: Path, rollouts: int, sequences: int, turns: int) -> None:
     """Store all calls of all rollouts."""
-    asyncio.run(store_all(database, rollouts, sequences))
+    asyncio.run(store_all(database, rollouts, sequences, turns))
 
 
-async def store_all(database: Path, rollouts: int, sequences: int) -> None:
+async def store_all(database: Path, rollouts: int, sequences: int, turns: int) -> None:
     """The same, in an event loop."""
     async with TokenCaptureStore(database) as store:
         for start in range(0, rollouts, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, rollouts))
-            await asyncio.gather(*(store.put(entry) for number in numbers for entry in calls(f"{number}-0", sequences)))
+            entries = (entry for number in numbers for entry in calls(f"{number}-0", sequences, turns))
+            await asyncio.gather(*map(store.put, entries))
 
 
 def finalize(database: Path, rollouts: int, scratch: Path) -> tuple[float, float, int]:
@@ -91,14 +103,7 @@ def main() -> None:
         scratch = Path(directory)
         found: dict[int, list[tuple[float, float, int]]] = {1: [], SEQUENCES: []}
         for sequences in found:
-            # In a process of its own: a child starts with its parent's peak memory, and would report it as its own.
-            filling = multiprocessing.get_context("spawn").Process(
-                target=fill, args=(scratch / f"{sequences}.db", options.rollouts, sequences)
-            )
-            filling.start()
-            filling.join()
-            if filling.exitcode:
-                raise SystemExit("the database could not be filled")
+            filled(scratch / f"{sequences}.db", options.rollouts, sequences)
         for _ in range(options.repeats):
             for sequences, runs in found.items():
                 runs.append(finalize(scratch / f"{sequences}.db", options.rollouts, scratch))

@@ -6,7 +6,7 @@ sampled it, and nobody can doubt that its reward belongs to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Self
@@ -282,17 +282,24 @@ class _Decision:
         self._main = main_sequence(joined, self._attribution) if joined.forest.calls else MainSequence(None)
 
     def build(self, blank: Build) -> Build:
-        build = replace(blank, output=self._joined.output, causes=causes_of(self._joined), every=self.every)
-        rows = self._rows(build.wanted)
+        rows = self._rows(blank.wanted)
         for row in rows:
             row.chain.validate()
-        if any(not row.reasons for row in rows):
-            return replace(build, outcome=Outcome.DELIVERABLE, rows=rows)
-        if build.wanted is Sequences.ALL and rows:
-            found = list(dict.fromkeys(reason for row in rows for reason in row.reasons))
-        else:
-            found = self._reasons(rows)
-        return replace(build, outcome=Outcome.MASKED, reasons=tuple(found), rows=rows)
+        deliverable = any(not row.reasons for row in rows)
+        return replace(
+            blank,
+            outcome=Outcome.DELIVERABLE if deliverable else Outcome.MASKED,
+            reasons=() if deliverable else tuple(self._why_masked(blank.wanted, rows)),
+            output=self._joined.output,
+            rows=rows,
+            causes=causes_of(self._joined),
+            every=self.every,
+        )
+
+    def _why_masked(self, wanted: Sequences, rows: tuple[Sequence, ...]) -> Iterable[str]:
+        if wanted is Sequences.ALL and rows:
+            return dict.fromkeys(reason for row in rows for reason in row.reasons)
+        return self._reasons(rows)
 
     def _rows(self, wanted: Sequences) -> tuple[Sequence, ...]:
         if wanted is Sequences.ALL:

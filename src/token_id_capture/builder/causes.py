@@ -211,8 +211,9 @@ def find_span(old: TokenIds, new: TokenIds, answer_left: int) -> Span | None:
 
 def _long_runs(old: TokenIds, new: TokenIds) -> list[tuple[int, int]]:
     """Pairs of short lengths behind which a whole run is equal."""
+    haystack, text, size = old.tobytes(), new.tobytes(), TokenIds.itemsize
     starts = range(min(SHORT_SPAN, len(new) - _AGREEMENT) + 1)
-    hits = ((find(old, new[added : added + _AGREEMENT]), added) for added in starts)
+    hits = ((_find(haystack, text[added * size : (added + _AGREEMENT) * size]), added) for added in starts)
     return [(removed, added) for removed, added in hits if removed is not None and removed <= SHORT_SPAN]
 
 
@@ -241,7 +242,12 @@ def _one_sided(old: TokenIds, new: TokenIds, answer_left: int) -> Span | None:
 
 def find(tokens: TokenIds, wanted: TokenIds) -> int | None:
     """Where ``wanted`` stands first in ``tokens``."""
-    haystack, needle, at = tokens.tobytes(), wanted.tobytes(), -1
+    return _find(tokens.tobytes(), wanted.tobytes())
+
+
+def _find(haystack: bytes, needle: bytes) -> int | None:
+    """The same in packed items."""
+    at = -1
     while (at := haystack.find(needle, at + 1)) >= 0:
         if at % TokenIds.itemsize == 0:
             return at // TokenIds.itemsize
