@@ -18,12 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import own_types
 import torch
+from readers import readers
 from transformers import AutoModelForCausalLM
 from trl_step import step
 
 from token_id_capture import TokenCaptureStore, TokenEntry
-from token_id_capture.integrations import areal, nemo_rl, prime_rl, tinker, trl, verl
+from token_id_capture.integrations import areal, prime_rl, tinker, trl
 
 MODEL = Path(__file__).parents[2] / "tests" / "data" / "model"
 ROLLOUTS = 12
@@ -66,13 +68,22 @@ async def capture(model: Any, database: Path) -> None:
                 sequence = [*sequence, *answer, 9, 10 + turn]
 
 
-def finalize(database: Path, directory: Path) -> list[dict[str, Any]]:
+def finalize(database: Path, output: Path, *options: str) -> Path:
     """The rows of ``tokcap finalize``; the last rollout was never captured, so its row is masked."""
-    records, output = directory / "records.jsonl", directory / "rows.jsonl"
-    lines = [{"_ng_task_index": rollout, "_ng_rollout_index": 0, "reward": 1.0} for rollout in range(ROLLOUTS + 1)]
+    records = output.parent / "records.jsonl"
+    lines = [
+        {"_ng_task_index": rollout, "_ng_rollout_index": 0, "reward": 1.0, "response": {"output": []}}
+        for rollout in range(ROLLOUTS + 1)
+    ]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["finalize", str(records), "--database", str(database), "--output", str(output), "--format", "trajectory"]
-    subprocess.run([sys.executable, "-m", "token_id_capture", *command], check=False, capture_output=True)
+    command = ["finalize", str(records), "--database", str(database), "--output", str(output), *options]
+    done = subprocess.run([sys.executable, "-m", "token_id_capture", *command], check=False, capture_output=True)
+    assert done.returncode == 1, done.stderr  # one rollout is unknown
+    return output
+
+
+def read(output: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines."""
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -133,8 +144,6 @@ def load(rows: list[dict[str, Any]]) -> dict[str, int]:
         for name, kind in (("torch int64", torch.int64), ("torch int32", torch.int32)):
             torch.nn.Embedding(512, 4)(torch.tensor(areal.tensors(row)["input_ids"], dtype=kind) % 512)
             taken[name] += 1
-        assert len(verl.agent_loop_output(row)["response_ids"]) >= 1
-        assert nemo_rl.datum(row)["message_log"]
     return taken
 
 
@@ -145,14 +154,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         asyncio.run(capture(model, directory / "captures.db"))
-        rows = finalize(directory / "captures.db", directory)
+        flat = ("--format", "trajectory")
+        lines = finalize(directory / "captures.db", directory / "rows.jsonl", *flat)
+        rows = read(lines)
+        columns = finalize(directory / "captures.db", directory / "rows.parquet", *flat)
+        filled = [row for row in rows if not row["mask_sample"]]
+        for masked in ("keep", "placeholder"):
+            output = directory / f"{masked}.jsonl"
+            filled += read(finalize(directory / "captures.db", output, *flat, "--masked", masked))[-1:]
+        records = read(
+            finalize(directory / "captures.db", directory / "records-of-gym.jsonl", "--masked", "placeholder")
+        )
+        opened = readers(lines, columns)
     errors = largest_ratio_error(model, rows)
     trained = sum(sum(row["loss_mask"]) for row in rows)
     masked = sum(row["mask_sample"] for row in rows)
     found = {"rows": len(rows), "masked": masked, "tokens with loss": trained, "largest error of the ratio": errors}
-    loaded = {**load(rows), "trl GRPOTrainer": len(rows[-4:])}
-    loss = step(MODEL, rows[-4:])
-    print(json.dumps({**found, "loaded": loaded, "loss of a step of trl": loss}, indent=1))
+    loaded = {**load(filled), **own_types.load(filled, records, Path(sys.argv[1])), "trl GRPOTrainer": 4}
+    loss = step(MODEL, filled[-4:])
+    print(json.dumps({**found, "loaded": loaded, "opened": opened, "loss of a step of trl": loss}, indent=1))
     return 1 if max(errors.values()) > LARGEST_ERROR or len(rows) != ROLLOUTS + 1 or masked != 1 else 0
 
 

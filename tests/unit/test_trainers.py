@@ -138,6 +138,13 @@ def test_versions_temperatures_and_turns_come_from_the_columns() -> None:
     assert openrlhf.experience(ROW)["action_ranges"] == [(2, 4), (5, 6)]
 
 
+def test_rows_of_one_rollout_share_a_number_in_slime() -> None:
+    first, second = slime.sample({**ROW, "sequence": 0}), slime.sample({**ROW, "sequence": 1})
+    assert first["rollout_id"] == second["rollout_id"] != slime.sample({**ROW, "rollout_id": "18-0"})["rollout_id"]
+    assert (first["metadata"]["rollout_id"], first["remove_sample"]) == ("17-0", False)
+    assert 0 <= first["rollout_id"] < 2**53
+
+
 def test_rows_of_one_rollout_are_steps_of_one_trajectory() -> None:
     second = {**ROW, "sequence": 1}
     other = {**ROW, "rollout_id": "18-1", "_ng_task_index": 18, "_ng_rollout_index": 1, "finish_reason": "length"}

@@ -24,5 +24,4 @@ def training_sample(row: Mapping[str, Any], advantage: float, env_name: str) -> 
         "temperatures": [read.temperature] * len(read.token_ids),
         "advantages": [advantage * one for one in read.loss_mask],
         "env_name": env_name,
-        "reward": read.reward,
     }
