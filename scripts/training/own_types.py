@@ -109,15 +109,15 @@ def nemo_rl_data(rows: list[dict[str, Any]], sources: Path) -> int:
     """NeMo-RL's ``DatumSpec``, and its flattening of messages."""
     data = sources / "nemo-rl" / "nemo_rl" / "data"
     spec = definitions(data / "interfaces.py", "DatumSpec", LLMMessageLogType=list, VLMMessageLogType=list)
-    flatten = definitions(
-        data / "llm_message_utils.py", "message_log_to_flat_messages", PackedTensor=type(None), Tensor=torch.Tensor
-    )
+    name = "message_log_to_flat_messages"
+    given = {"PackedTensor": type("PackedTensor", (), {}), "Tensor": torch.Tensor}
+    flatten = definitions(data / "llm_message_utils.py", name, "_validated_packed_values", **given)[name]
     for row in rows:
         datum = nemo_rl.datum(row)
         assert spec["DatumSpec"].__required_keys__ <= datum.keys() | {"__extra__", "task_name", "stop_strings"}
         log = [{key: tensor(value) for key, value in message.items()} for message in datum["message_log"]]
-        flat = flatten["message_log_to_flat_messages"](log)
-        assert flat["token_ids"].tolist() == (row["token_ids"] or [0, 0])
+        flat = flatten(log)
+        assert flat["token_ids"].tolist() == (row["token_ids"] if len(row["token_ids"]) > 1 else [0, 0])
         assert datum["loss_multiplier"] == float(not row["mask_sample"])
     return len(rows)
 
