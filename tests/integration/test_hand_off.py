@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -209,6 +210,17 @@ async def test_the_key_of_the_hand_off_opens_nothing_else(offered: Offered) -> N
     assert (await offered.request("GET", f"{base}/hand-off/rollouts", AGENTS))[0] == 502
     with pytest.raises(HandOffError, match="refuses the key: send that of its --hand-off-key-file"):
         await offered.client(AGENTS).__aenter__()
+
+
+async def test_who_takes_what_is_in_the_access_log_and_the_key_is_not(
+    offered: Offered, caplog: pytest.LogCaptureFixture
+) -> None:
+    await capture(offered, "r")
+    with caplog.at_level(logging.INFO, logger="token_id_capture.access"):
+        async with offered.client() as client:
+            await client.freeze("r")
+    assert "POST /hand-off/rollouts/r/snapshot: 200" in caplog.text
+    assert KEY not in caplog.text
 
 
 async def test_without_a_key_file_nothing_is_handed_off_and_no_key_reaches_the_engine(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from token_id_capture.server.engines.base import Engine, keeps_connections
 from token_id_capture.server.gateway import Gateway
 from token_id_capture.server.http.admin import PROBE_PATHS, Operations
 from token_id_capture.server.http.auth import ApiKeyMiddleware, KeyedApp, KeyedPathsMiddleware, NoBrowserMiddleware
-from token_id_capture.server.http.limits import BodyBudget, CallsInFlight
+from token_id_capture.server.http.limits import AccessLogged, BodyBudget, CallsInFlight
 from token_id_capture.server.http.metered import MeteredSink
 from token_id_capture.server.http.metrics import GatewayMetrics
 from token_id_capture.server.http.monitor import Monitor
@@ -140,7 +140,8 @@ def _guarded(app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics, k
         app = NoBrowserMiddleware(app, settings.allowed_hosts, open_paths=PROBE_PATHS)
     keyed: dict[str, ASGIApp | None] = {HAND_OFF: None}
     if keys.hand_off is not None:
-        keyed[HAND_OFF] = ApiKeyMiddleware(keys.hand_off.app, keys.hand_off.key, metrics)
+        logged = AccessLogged(keys.hand_off.app, metrics)
+        keyed[HAND_OFF] = ApiKeyMiddleware(logged, keys.hand_off.key, metrics)
     if keys.operator is not None:
         keyed[ADMIN] = ApiKeyMiddleware(operated, keys.operator, metrics)
     return KeyedPathsMiddleware(app, keyed)

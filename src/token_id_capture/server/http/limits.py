@@ -73,6 +73,24 @@ class CallsInFlight:
         await send_error(scope, receive, send, 503, message, "too_many_calls", **wait)
 
 
+class AccessLogged:
+    """Logs each request of an application that does not stand behind ``CallsInFlight``."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = _WatchedResponse(send, self._metrics)
+        begun = perf_counter()
+        try:
+            await self._app(scope, receive, response.send)
+        finally:
+            response.end()
+            if access_logger.isEnabledFor(logging.INFO):
+                _log_access(scope, response.status, perf_counter() - begun)
+
+
 class BodyBudget:
     """The bytes of request bodies that are held at one time, of all calls that have not ended."""
 
