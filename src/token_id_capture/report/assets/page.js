@@ -56,10 +56,14 @@ class RolloutPage {
     if (keep) {
       this.conversation.return(place);
       if (this.query.value) this.search(false);
+      const { selected } = this.conversation;
+      this.inspector.show(this.rollout, this.chosen ? this.rollout.call(this.chosen) : null, selected?.run.call.number === this.chosen ? selected : null);
     } else {
       this.query.value = "";
       this.found.textContent = "";
       this.scroller.scrollTop = 0;
+      this.chosen = null;
+      this.outline.select(null);
       this.inspector.show(this.rollout, null, null);
     }
   }
@@ -82,7 +86,7 @@ class RolloutPage {
     this.intro.replaceChildren(
       el("p", { class: "headline" }, rollout.headline),
       el("p", { class: "quiet" }, rollout.summary),
-      ...(why.length || notes.length ? [el("details", { class: "why", open: why.length > 0 }, el("summary", {}, "Why, and what to do"), why, notes.length ? el("ul", {}, notes) : null)] : []),
+      ...(why.length || notes.length ? [el("details", { class: "why", open: why.length > 0 && rollout.state !== "open" }, el("summary", {}, "Why, and what to do"), why, notes.length ? el("ul", {}, notes) : null)] : []),
       ...(records ? [records] : []),
       ...(rollout.left_out ? [el("p", { class: "quiet" }, `The tokens of ${count(rollout.left_out, "call")} would make this page too large, and are left out.`)] : []));
     if (this.shown === rollout.id) for (const one of this.intro.querySelectorAll("details")) one.open = open.get(one.className) ?? one.open;
@@ -110,6 +114,7 @@ class RolloutPage {
   }
 
   selected(call, token) {
+    this.chosen = call.number;
     this.outline.select(call.number);
     this.inspector.show(this.rollout, call, token);
     history.replaceState(null, "", `#${this.rollout.id}/${call.number}`);
