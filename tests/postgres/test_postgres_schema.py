@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 
+from support.captured import entry
 from support.postgres import PostgresServer
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
 from token_id_capture.store import TokenCaptureStore
@@ -82,3 +84,41 @@ def test_what_is_not_there_or_not_ours_is_refused(postgres: PostgresServer) -> N
         admin.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(NewerSchemaError, match="has schema 9999"):
         asyncio.run(opened(postgres.url(name)))
+
+
+def test_a_role_that_owns_no_table_captures_and_cannot_let_evidence_go(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    async def capture(url: str) -> None:
+        async with TokenCaptureStore(url) as store:
+            await store.put(entry("r", "c", [1], [2]))
+            await store.mark_incomplete("r", "c", "capture_failed")
+            snapshot = await store.freeze("r")
+            await store.record_outcome(snapshot.snapshot_id, snapshot.version, "masked", "capture_incomplete")
+            assert not await store.drop("r", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+
+    refused = {
+        "UPDATE snapshots SET incomplete = 0": "immutable",
+        "DELETE FROM snapshot_entries": "evidence",
+        "DELETE FROM snapshots": "evidence",
+        "INSERT INTO snapshot_flags (rollout_id, snapshot_id, version, model_call_id, reason, detail, flagged_at) "
+        "SELECT rollout_id, snapshot_id, version, '', '', '', 0 FROM snapshots": "immutable",
+        "UPDATE build_outcomes SET outcome = 'delivered'": "append-only",
+        "DELETE FROM build_outcomes": "kept for as long",
+        "TRUNCATE snapshots CASCADE": "permission denied",
+        "ALTER TABLE snapshots DISABLE TRIGGER ALL": "must be owner",
+    }
+    with postgres.admin(postgres_url.partition("?")[0].rpartition("/")[2]) as admin:
+        admin.execute(
+            "CREATE ROLE capture; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO capture"
+        )
+        try:
+            asyncio.run(capture(f"{postgres_url}&options=-crole%3Dcapture"))
+            with pytest.raises(psycopg.Error, match="are evidence"):
+                admin.execute("TRUNCATE snapshots CASCADE")
+            admin.execute("SET ROLE capture")
+            for statement, reason in refused.items():
+                with pytest.raises(psycopg.Error, match=reason):
+                    admin.execute(statement.encode())
+        finally:
+            admin.execute("RESET ROLE; DROP OWNED BY capture; DROP ROLE capture")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -47,10 +48,12 @@ def server_url(database: str | ServerUrl) -> ServerUrl:
     """The database that a URL names.
 
     Raises:
-        UnusableDatabaseError: it cannot be read; the message does not repeat it.
+        UnusableDatabaseError: it cannot be read, and the message does not repeat it; or psycopg is not installed.
     """
     if isinstance(database, ServerUrl):
         return database
+    if find_spec("psycopg") is None:
+        raise UnusableDatabaseError("a database on a server needs psycopg: pip install 'token-id-capture[postgres]'")
     try:
         url = urlsplit(database)
         if url.netloc.count("@") > 1 or "@" in url.path or ("@" in url.query and "@" not in url.netloc):
