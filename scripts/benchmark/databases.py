@@ -204,11 +204,15 @@ async def _stored(database: str) -> int:
 def _judge(cells: Mapping[str, Mapping[str, Figures]]) -> Iterator[Outcome]:
     for level, found in cells.items():
         file, server = found[FILE], found[SERVER]
-        for figure, title in (("cpu_ms_per_call", "gateways"), ("finalize_cpu_ms_per_call", "finalize")):
-            ratio = server[figure] / file[figure]
-            yield Outcome("databases", f"CPU per call, {SERVER} / {FILE}, {title}", level, ratio, False, _MOST_CPU)
-        ratio = (server["cpu_ms_per_call"] + server["server_cpu_ms_per_call"]) / file["cpu_ms_per_call"]
-        yield Outcome("databases", "the same with the server's own", level, ratio, False, None)
+        parts = ("cpu_ms_per_call", "finalize_cpu_ms_per_call", "server_cpu_ms_per_call")
+        for title, figures, bound in (
+            ("gateways and finalize", parts[:2], _MOST_CPU),
+            ("gateways", parts[:1], _MOST_CPU),
+            ("finalize", parts[1:2], None),
+            ("with the server's own", parts, None),
+        ):
+            ratio = sum(server[figure] for figure in figures) / sum(file[figure] for figure in figures)
+            yield Outcome("databases", f"CPU per call, {SERVER} / {FILE}, {title}", level, ratio, False, bound)
         ratio = server["calls_per_second"] / file["calls_per_second"]
         yield Outcome("databases", f"calls/s, {SERVER} / {FILE}", level, ratio, True, None)
 
