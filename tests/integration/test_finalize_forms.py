@@ -249,3 +249,14 @@ def test_without_a_row_there_is_no_file_and_nothing_is_finalized_that_cannot_be_
     (bench.directory / "rows.parquet").write_bytes(b"mine")
     assert to(bench, "rows.parquet").returncode == 2
     assert bench.states() == {"0-0": ("open", None)}
+
+
+def test_rows_that_were_left_behind_after_the_output_was_made_replace_it_on_request(bench: Bench) -> None:
+    bench.capture([0])
+    bench.write(record(0))
+    assert to(bench, "rows.parquet.rows.jsonl", *TRAJECTORY, "--retire").returncode == 0
+    (bench.directory / "rows.parquet").write_bytes(b"of the run that was killed before it removed its rows")
+    refused = to(bench, "rows.parquet", *TRAJECTORY, "--retire")
+    assert "--overwrite replaces it with the rows of" in one_line(refused.stderr)
+    assert to(bench, "rows.parquet", *TRAJECTORY, "--retire", "--overwrite").returncode == 0
+    assert [row["rollout_id"] for row in from_parquet(bench.directory / "rows.parquet")] == ["0-0"]
