@@ -12,7 +12,7 @@ Inside the three largest packages the same holds::
     store: driver <- {file, outcome_order, sequence_walk, server_url} <- {codec, schema} <- read <- write <- backend
         <- {local, postgres} <- reading <- {maintain, store} <- copying
     server: {defaults, text} <- {dialects, engines, settings} <- wire <- http
-        <- {continuity, listener, middleware, prompt_ids, stream, upstreams} <- call
+        <- {continuity, listener, middleware, prompt_ids, stream, tracing, upstreams} <- call
         <- {gateway, translation} <- {app, check}
     cli: options <- {output, serving} <- {commands, demo} <- main
 """
@@ -71,7 +71,7 @@ INNER_TIERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"dialects", "engines", "settings"}),
         frozenset({"wire"}),
         frozenset({"http"}),
-        frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream", "upstreams"}),
+        frozenset({"continuity", "listener", "middleware", "prompt_ids", "stream", "tracing", "upstreams"}),
         frozenset({"call"}),
         frozenset({"gateway", "translation"}),
         frozenset({"app", "check"}),

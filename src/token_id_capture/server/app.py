@@ -88,7 +88,8 @@ def create_app(
         gateway, settings, probe, budget=budget, answers=answers, count_refusal=metrics.count_refusal
     )
     counted = CallsInFlight(translated, metrics, limit=settings.max_concurrent_calls)
-    captured = TokenCaptureMiddleware(counted, sink=None if sink is None else MeteredSink(sink, metrics))
+    observed = _observed(sink, metrics, traces=settings.traces)
+    captured = TokenCaptureMiddleware(counted, sink=observed)
     shared = SharedList(shared_upstreams)
     admin = UpstreamRoutes(connections, shared, named, may_change=operator_key is not None)
     app: ASGIApp = Router(
@@ -96,9 +97,18 @@ def create_app(
         # Not a Mount, which would take the first slash off the path that is passed on.
         default=captured,
         redirect_slashes=False,
-        lifespan=_lifespan(connections, sink, [Monitor(metrics, sink), Watch(connections, shared)]),
+        lifespan=_lifespan(connections, sink, observed, [Monitor(metrics, sink), Watch(connections, shared)]),
     )
     return _guarded(app, settings, metrics, _Keys(api_key, operator_key, hand_off))
+
+
+def _observed(sink: TokenSink | None, metrics: GatewayMetrics, *, traces: bool) -> TokenSink | None:
+    """The sink, counted and traced as the settings say."""
+    if sink is None or not traces:
+        return None if sink is None else MeteredSink(sink, metrics)
+    from token_id_capture.server.tracing import traced
+
+    return traced(sink, metrics)
 
 
 def _upstreams(
@@ -154,7 +164,7 @@ class _Opens(Protocol):
 
 
 def _lifespan(
-    upstreams: Upstreams, sink: TokenSink | None, watchers: Sequence[Monitor | Watch]
+    upstreams: Upstreams, sink: TokenSink | None, observed: TokenSink | None, watchers: Sequence[Monitor | Watch]
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     """What is open while the application serves."""
 
@@ -177,7 +187,7 @@ def _lifespan(
             try:
                 await upstreams.close()
             finally:
-                if sink is not None:
-                    await sink.close()
+                if observed is not None:
+                    await observed.close()
 
     return lifespan

@@ -111,6 +111,11 @@ class GatewaySettings(BaseModel):
         description="Send the exact tokens of the call that a request continues: off, template (where they read the "
         "same) or exact.",
     )
+    traces: bool = Field(
+        False,
+        description="Send an OpenTelemetry span of each call, by OTLP to the address that OTEL_EXPORTER_OTLP_ENDPOINT "
+        "names; needs the extra traces.",
+    )
     session_headers: Annotated[tuple[str, ...], NoDecode] = Field(
         SESSION_HEADERS, description="The request headers that are stored, separated by commas."
     )

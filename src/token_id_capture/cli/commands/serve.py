@@ -48,6 +48,7 @@ from token_id_capture.cli.serving.options import (
     ShutdownOption,
     StreamingOption,
     TokenizePromptsOption,
+    TracesOption,
     UpstreamKeyOption,
     UpstreamsOption,
     WorkersOption,
@@ -101,6 +102,7 @@ def serve(
     allowed_hosts: AllowedHostsOption = None,
     log_format: LogFormatOption = "text",
     access_log: AccessLogOption = False,
+    traces: TracesOption = False,
     check: CheckOption = True,
 ) -> None:
     """Stand between agents and an engine, and capture the tokens of what rollouts generate.
@@ -108,12 +110,7 @@ def serve(
     Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
     /v1 behind it where they expect that.
     """
-    options = locals()
-    if log_format == "json":
-        from token_id_capture.cli.serving.logs import warn_in_json
-
-        warn_in_json()
-    settings = _settings(options)
+    settings = _settings(locals())
     address = address_of(host, port, guarded=api_key_file is not None or insecure)
     if check:
         _check_upstreams(settings.upstream)
@@ -155,6 +152,14 @@ def _settings(options: Mapping[str, Any]) -> WorkerSettings:
     from token_id_capture.server.engines import make_engine
     from token_id_capture.server.http.upstream import parse_upstream
 
+    if options["log_format"] == "json":
+        from token_id_capture.cli.serving.logs import warn_in_json
+
+        warn_in_json()
+    if options["traces"]:
+        from token_id_capture.server.tracing import require_traces
+
+        require_traces()  # here a missing library is one line; in a worker it would be a traceback
     for url in options["upstream"]:
         parse_upstream(url)
     make_engine(options["engine"])

@@ -261,6 +261,14 @@ AccessLogOption = Annotated[
     bool,
     typer.Option("--access-log", envvar="TOKCAP_ACCESS_LOG", help="Log every request, not only what went wrong."),
 ]
+TracesOption = Annotated[
+    bool,
+    typer.Option(
+        "--traces",
+        envvar="TOKCAP_TRACES",
+        help="Send an OpenTelemetry span of each call to OTEL_EXPORTER_OTLP_ENDPOINT (extra traces).",
+    ),
+]
 CheckOption = Annotated[
     bool,
     typer.Option(
