@@ -52,7 +52,7 @@ async def test_every_command_tells_how_prompts_were_made(tmp_path: Path, tokcap:
     )
     await told("report", "r1", "-d", database, "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert page.count("<code>spliced</code>") == 2
+    assert page.count('"continuity":"spliced"') == 2
     await told("export", "-d", database, "-o", tmp_path / "rows.jsonl")
     [row] = map(json.loads, (tmp_path / "rows.jsonl").read_text("utf-8").splitlines())
     assert row["continuity"] == "exact"
