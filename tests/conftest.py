@@ -31,9 +31,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Property tests are not traced: thousands of examples take twice as long then, and reach little that is new."""
+    """Trace what is quick: traced code takes twice as long.
+
+    Property tests repeat what others reach, and tests of whole programs run them in processes of their own.
+    """
     for item in items:
-        if item.get_closest_marker("hypothesis"):
+        whole_program = item.path.parent.name in ("browser", "crash", "integration", "postgres")
+        if whole_program or item.get_closest_marker("hypothesis"):
             item.add_marker("no_cover")
 
 

@@ -11,7 +11,7 @@ from support.children import Start, until
 from support.programs import said
 
 PROCESSES = 12
-ROUNDS = int(os.environ.get("COLD_STARTS", "4"))
+ROUNDS = int(os.environ.get("COLD_STARTS", "2"))
 
 
 def test_twelve_processes_open_a_new_file_at_once_and_make_one_schema(start: Start, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from token_id_capture.store import TokenCaptureStore
 # TORTURE=1 takes every step. Else these: of the creation, which is the slow one, some at which
 # SQLite's rollback journal is left behind and some later ones; of what follows, every fifth.
 EVERY_STEP = bool(os.environ.get("TORTURE"))
-CREATION_STEPS = count(1) if EVERY_STEP else (1, 6, 15, 18, 25, 39, 80, 120, 10_000)
-LIFECYCLE_STEPS = count(1, 1 if EVERY_STEP else 5)
+CREATION_STEPS = count(1) if EVERY_STEP else (1, 6, 15, 25, 39, 80, 10_000)
+LIFECYCLE_STEPS = count(1, 1 if EVERY_STEP else 8)
 
 KilledAt = Callable[[int, str], bool]
 

@@ -169,7 +169,7 @@ async def gateway(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
-async def test_after_a_thousand_hang_ups_all_is_as_it_was(tmp_path: Path) -> None:
+async def test_after_hundreds_of_hang_ups_all_is_as_it_was(tmp_path: Path) -> None:
     engine = PolicyEngine(seconds_per_token=0.001, on_call=fail_sometimes)
     async with (
         serve_engine(engine) as upstream,
@@ -177,8 +177,8 @@ async def test_after_a_thousand_hang_ups_all_is_as_it_was(tmp_path: Path) -> Non
         gateway(upstream, tmp_path / "captures.db", streaming="never") as (synthesising, other_pool),
     ):
         files, tasks = await at_rest(), asyncio.all_tasks()
-        await asyncio.gather(HangingUp(passing, seed=1).run(700), HangingUp(synthesising, seed=2).run(300))
-        assert len(engine.calls) > 300
+        await asyncio.gather(HangingUp(passing, seed=1).run(250), HangingUp(synthesising, seed=2).run(100))
+        assert len(engine.calls) > 100
 
         async def as_before() -> bool:
             return not (pool() or other_pool()) and asyncio.all_tasks() == tasks and open_files() == files

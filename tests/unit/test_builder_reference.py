@@ -63,9 +63,9 @@ def test_the_builder_agrees_with_the_reference(entries: list[TokenEntry]) -> Non
         assert trajectory.log_probs == expected.log_probs
 
 
-def test_the_builder_agrees_with_the_reference_on_thousands_of_larger_trees() -> None:
+def test_the_builder_agrees_with_the_reference_on_a_thousand_larger_trees() -> None:
     random = Random(20)
-    for _ in range(2000):
+    for _ in range(1000):
         entries = grow(random.randbytes(random.randrange(60, 160)))
         assert_same(prefix_merging(entries), reference_build(entries))
 
