@@ -25,12 +25,12 @@ def backup(
 ) -> None:
     """Copy a database to a new file while other processes write it.
 
-    The copy is one consistent state, without free pages. It gets its name only when it is whole and on disk, is
-    readable by its owner alone, and is verified as tokcap verify does. It is a capture database like any other:
-    to restore it, stop the writers and put it in place of the old file and its -wal. Rollouts that are open in the
-    copy are flagged incomplete there, as a restored copy lacks their later calls; for a last copy, once no process
-    writes, use --no-flag-open. Rollouts that were delivered after the copy are delivered again from it. Exit code 1:
-    the copy is made, and calls in it, as in the original, are damaged; 2: there is no copy.
+    The copy is one consistent state, without free pages. It appears under its name only when it is whole and on
+    disk. Only its owner can read it, and it is checked as tokcap verify does. To restore it, stop the writers and
+    replace the old file and its -wal with it. Rollouts that are open in the copy are flagged incomplete there, because
+    a restored copy lacks their later calls. For a last copy, once no process writes, use --no-flag-open. A restored
+    copy delivers again what was delivered after it was made. Exit code 1: the copy was made, but calls in it and in
+    the original are damaged; 2: there is no copy.
     """
     from token_id_capture.store.maintain.backup import back_up
     from token_id_capture.store.maintain.verification import Checked

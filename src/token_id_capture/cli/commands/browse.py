@@ -23,9 +23,9 @@ def browse(
 ) -> None:
     """Browse a database with Datasette, while others write it.
 
-    Tables, views, ready-made queries and SQL of one's own, with token columns as numbers; every page is also there
-    as JSON and CSV. Read-only, on loopback, and only for who has the key in the address that it prints: from
-    another machine, forward the port, as with ssh -L 8001:127.0.0.1:8001. Needs the extra browse.
+    Shows tables, views, sample queries and your own SQL, with token columns as numbers. Every page is also available
+    as JSON and CSV. It is read-only, listens on loopback, and requires the key in the address that it prints. From
+    another machine, forward the port: ssh -L 8001:127.0.0.1:8001 HOST. Needs the extra browse.
     """
     from token_id_capture.store.file.read_only import read_only
 

@@ -40,12 +40,12 @@ def check(
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long each call may take.")] = 120.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask an engine for a few tokens in each mode, and say what of it can be captured.
+    """Ask an engine for a few tokens in each mode, and report what can be captured.
 
     Chats, text completions, streams, tools and each dialect that is translated to chat (Messages,
     Responses, Gemini) take one request of at most 16 tokens, through the same code as tokcap serve;
-    two more try which policies of --continuity work. Exit code 0: everything that the engine serves
-    is captured, with ids and log probabilities; 1: some of it is not; 2: nothing is, or nobody answers.
+    two more test which policies of --continuity work. Exit code 0: everything that the engine serves
+    is captured, with ids and log probabilities; 1: some of it is not; 2: nothing is, or the engine does not respond.
     """
     result = run(checked(upstream, engine, streaming, tokenize_prompts, upstream_api_key_file, timeout))
     if as_json:

@@ -44,12 +44,12 @@ def copy(
 ) -> None:
     """Copy rollouts from one database to another, exactly.
 
-    Calls, intents, flags, snapshots with their ids and versions, outcomes, late writes and tombstones, with their
-    times and in their order. Each call is compared with its digests on the way. A rollout is in the target whole or
-    not at all, so after an interruption the same command completes the copy. One that the target has already is left
-    as it is, and so is the source; others may write both meanwhile. Rollouts that are open are left out, since the
-    copy would miss their later calls. Exit code 1: some are left out, being open, damaged, not in the source, or
-    different in the target; 2: a database cannot be used.
+    Copies calls, intents, flags, snapshots with their ids and versions, outcomes, late writes and tombstones, with
+    their times and order. Each call is checked against its digests on the way. A rollout is in the target whole or
+    not at all, so after an interruption the same command completes the copy. The source and the rollouts that the
+    target already has never change. Others may write both databases meanwhile. Open rollouts are left out, because
+    the copy would miss their later calls. Exit code 1: some were left out because they are open, damaged, not in the
+    source or different in the target; 2: a database cannot be used.
     """
     from token_id_capture.store.copying.databases import copy_database
     from token_id_capture.store.copying.run import Copied

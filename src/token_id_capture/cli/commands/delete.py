@@ -29,9 +29,9 @@ def delete(
 ) -> None:
     """Delete rollouts whatever their state, before their ids are used again.
 
-    All that is captured of them goes, also what is kept as evidence of a masked rollout; that it was deleted by
-    hand stays in the audit trail. Shows them and asks first. Run it before a rollout id is used again, for the
-    new rollout would continue the old one, or be refused. Exit code 1: some of the ids are not in the database.
+    Deletes everything captured, including the evidence of masked rollouts. The audit trail records the deletion.
+    Shows the rollouts and asks first. Run it before you use a rollout id again; otherwise the new rollout continues
+    the old one or is refused. Exit code 1: some of the ids are not in the database.
     """
     from token_id_capture.store.reading import location_of
 

@@ -38,9 +38,9 @@ def doctor(
 ) -> None:
     """Explain what a crash or a long run left behind.
 
-    Which processes died and which calls they lost, what still waits to be finalized or retired, what is kept
-    as evidence, and how the file or the server is. Reads only, also while others write. Exit code 0: nothing needs you;
-    1: there are findings; 2: the database cannot be used.
+    Shows which processes died and which calls they lost, which rollouts wait to be finalized or retired, what is
+    kept as evidence, and the state of the file or server. Only reads, even while others write. Exit code 0: no
+    findings; 1: there are findings; 2: the database cannot be used.
     """
     from token_id_capture.cli.output.diagnosis import diagnose
     from token_id_capture.store.maintain.health import examine

@@ -24,10 +24,10 @@ def explain(
 ) -> None:
     """Explain in sentences why a rollout is masked, and what to do about it.
 
-    Which rule forbids training on it and which calls are concerned; where a prompt does not continue the
-    calls before it: the closest one, the first token that differs, what stands there on both sides, and what
-    that looks like. Works on open, frozen and retired rollouts, and changes nothing: an open one is explained
-    as if it were frozen now.
+    Names the rule that forbids training on it and the calls concerned. If a prompt does not continue an earlier
+    call, it shows the closest call, the first token that differs, both sides of that place, and the likely cause.
+    Works on open, frozen and retired rollouts, and changes nothing. An open rollout is explained as if it were
+    frozen now.
     """
     from token_id_capture import explanation
     from token_id_capture.cli.output.explain_text import print_explanation, print_explanation_json

@@ -120,13 +120,12 @@ def export(
 ) -> None:
     """Export the sequences of rollouts that are in the database.
 
-    One row a rollout, or with --sequences all a row for each of its sequences: token_ids, loss_mask and log_probs,
-    with where they come from. Only what would be delivered is exported, of frozen rollouts. With --records a
-    sequence ends with the response that was scored. Rollouts that were retired are no longer in the database; their
-    sequences are where they were delivered to. Reads only: nothing is frozen, retired or recorded, also while others
-    write. The output gets its name when it is whole. Exit code 1: something is damaged and was left out, a rollout
-    that was asked for is not there or has no record, or there is no row, and then no file either; 2: nothing was
-    written.
+    Writes one row per rollout, or one per sequence with --sequences all: token_ids, loss_mask, log_probs and their
+    origin. Exports only frozen rollouts, and only what would be delivered. With --records, a sequence ends with the
+    scored response. Retired rollouts are no longer in the database; their rows are where they were delivered. Only
+    reads, even while others write: it freezes, retires and records nothing. The output appears under its name when it
+    is whole. Exit code 1: damaged data was left out, a requested rollout is missing or has no record, or there is no
+    row and therefore no file; 2: nothing was written.
     """
     plan = Plan(
         database=database,

@@ -145,12 +145,12 @@ def finalize(
 ) -> None:
     """Build the training rows of finished rollouts, and deliver their captures.
 
-    The record says which response was scored, if it can be told: by its response id or its content. The sequence
-    ends there, and what came later is not trained on.
+    The record says which response was scored, by its response id or its content. The sequence ends there, and later
+    calls are not trained on.
 
-    Run again with the same arguments after an interruption: rows that stand in the output are not
-    repeated, and are retired if they were not yet. Rows of an output that cannot grow row by row wait in a file
-    of JSON lines beside it, PATH.rows.jsonl, until all of them are there.
+    After an interruption, run it again with the same arguments. It does not repeat rows that are in the output, and
+    retires their rollouts if necessary. If the output cannot grow row by row, rows wait as JSON lines in a file
+    beside it, PATH.rows.jsonl, until all of them are there.
     """
     from token_id_capture.finalize.batch import Finalizer, Plan
 

@@ -26,9 +26,9 @@ def gym(
 ) -> None:
     """Run NeMo Gym with this store in place of its file store.
 
-    The command runs in this process: the collector freezes, rebuilds and retires through the database, and the
-    ids that it is about to run are deleted first. Servers that are started elsewhere need the same settings in
-    their configuration.
+    The command runs in this process. The collector freezes, rebuilds and retires through the database. Before a
+    run, it deletes the ids that it is about to use. Servers started elsewhere need the same
+    settings in their configuration.
     """
     from token_id_capture.integrations.nemo_gym import launch
 

@@ -42,9 +42,9 @@ def ls(
 ) -> None:
     """List the rollouts of a database by their ids.
 
-    Each with its state, calls, agents and lengths, what is missing and what became of it: prompt is the longest
-    prompt and sampled what all calls generated, in tokens; flags are reasons that make the rollout
-    incomplete, and behind a + the calls that were begun and never ended.
+    Shows the state, calls, agents, lengths, missing calls and outcome of each. prompt is the longest prompt and
+    sampled is what all calls generated, both in tokens. flags are the reasons that make the rollout incomplete,
+    followed by + and the number of calls that were begun and never ended.
     """
     from token_id_capture.store.read.listing import RolloutFilter, list_rollouts
 

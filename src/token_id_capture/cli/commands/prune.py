@@ -29,10 +29,10 @@ def prune(
 ) -> None:
     """Delete old tombstones and, on request, old evidence.
 
-    The tombstones of retired rollouts, which refuse late writers; outcomes and late writes of
-    rollouts that are gone; processes that ended and that nothing names any more. With --evidence also masked and
-    failed rollouts whose outcome is that old: that they were released stays recorded. Rollouts that are open, or
-    frozen without an outcome, are never touched. Asks before it removes anything, and others may write meanwhile.
+    Deletes tombstones of retired rollouts (they refuse late writers), outcomes and late writes of deleted rollouts,
+    and processes that ended and that nothing refers to. --evidence also deletes masked and failed rollouts whose
+    outcome is that old; their release stays recorded. It never touches rollouts that are open or frozen without an
+    outcome. It asks before it deletes anything, and others may write meanwhile.
     """
     from token_id_capture.store.maintain import pruning
     from token_id_capture.store.reading import location_of

@@ -37,13 +37,13 @@ def report(
     ] = None,
     records: RecordsOption = None,
 ) -> None:
-    """Make a page of one rollout, or of all, to look at in a browser.
+    """Write a page about one rollout, or about all, for a browser.
 
-    Of one rollout: the conversation, call by call with what each adds, its tokens coloured by loss and probability;
-    where a history diverges, both texts; the tree of calls on a timeline; why it is delivered or masked and what to do
-    about it. Of all: outcomes and causes over time, the yield of tokens, how long rollouts are, rewards. The page is
-    one file that loads nothing, so it can be sent to others. tokcap view shows the same, live. Works on open, frozen,
-    masked and retired rollouts, and changes nothing.
+    For one rollout, it shows the conversation call by call, with tokens coloured by loss and probability, both texts
+    where a history diverges, the call tree on a timeline, and why the rollout is delivered or masked and what to do.
+    For all, it shows outcomes and causes over time, the yield of tokens, lengths of rollouts and rewards. The page is
+    one file that loads nothing, so you can send it to others. tokcap view shows the same, live. Works on open,
+    frozen, masked and retired rollouts, and changes nothing.
     """
     from token_id_capture.store.reading import location_of, reading
 

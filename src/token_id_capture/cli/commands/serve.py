@@ -105,10 +105,10 @@ def serve(
     traces: TracesOption = False,
     check: CheckOption = True,
 ) -> None:
-    """Stand between agents and an engine, and capture the tokens of what rollouts generate.
+    """Run the gateway between agents and an engine, and capture the tokens of rollouts.
 
-    Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, with
-    /v1 behind it where they expect that.
+    Give agents http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL, followed by
+    /v1 if they expect it.
     """
     settings = _settings(locals())
     address = address_of(host, port, guarded=api_key_file is not None or insecure)

@@ -34,11 +34,10 @@ def show(
 ) -> None:
     """Show everything stored about a rollout except its tokens.
 
-    Its calls and which call each continues (shared is the number of tokens that they have in common), and whose
-    call each is and what it is for, where the harness tells. The same is drawn as a tree: which calls form the
-    sequence, which were retries or copies and left out, and where a prompt starts anew. Then the flags that make it
-    incomplete, the calls that were begun (both with the session headers of the request), what became of it, and what
-    came too late.
+    Shows its calls, the call that each continues (shared is the number of tokens in common), and the agent and
+    purpose of each, if the harness reports them. A tree shows which calls form the sequence, which were left out as
+    retries or copies, and where a prompt starts again. Then follow the flags that make it incomplete, the calls that
+    were begun (both with the session headers of the request), its outcome, and late writes.
     """
     from token_id_capture.store.file.read_only import transaction
     from token_id_capture.store.read.queries import describe_rollout

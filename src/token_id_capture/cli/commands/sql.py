@@ -34,7 +34,7 @@ def sql(
 ) -> None:
     """Run one SQL statement that only reads, on a live database.
 
-    Whatever would write, attach another file or load code is refused. Start with the views rollout_overview,
+    Statements that would write, attach another file or load code are refused. Start with the views rollout_overview,
     kept_evidence, lost_calls, late_calls, call_chain and call_tokens. token_ids(blob) and log_probs(blob)
     decode the columns prompt_suffix, generation and log_probs to JSON arrays. A table shows a blob as its
     size; --json and --csv print it in hexadecimal. Times of the views are in UTC.

@@ -20,9 +20,9 @@ def vacuum(
 ) -> None:
     """Give free pages back to the file system.
 
-    Later captures would use them again, so this is for a file that will not grow to its old size. It goes in
-    short steps, and others write in between. With --full the file is rewritten in one go: smaller still and in
-    order, but writers wait for it and it needs room for the content twice.
+    Later captures would reuse these pages, so run it only if the file will not grow to its old size again. It works in
+    short steps, and others write in between. --full rewrites the whole file at once. The result is smaller and in
+    order, but writers wait and it needs disk space for the content twice.
     """
     from token_id_capture.store.maintain import vacuum as space
 

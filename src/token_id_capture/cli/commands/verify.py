@@ -23,10 +23,10 @@ _MOST_LISTED = 10_000
 def verify(database: DatabaseOption, json: JsonOption = False) -> None:
     """Check what is stored against its digests.
 
-    The structure of a file, every reference, and of every call its tokens, its log probabilities, its content
-    and the call that its prompt continues; of every snapshot that it is whole. Each damage is a line that names
-    the call. Reads only, also while others write. Exit code 0: all is as it was stored; 1: something is
-    damaged; 2: the database cannot be read.
+    Checks the structure of a file, every reference, the tokens, log probabilities, content and continued call of
+    every call, and that every snapshot is whole. Each damage is reported on one line that names the call. Only reads,
+    even while others write. Exit code 0: everything is as it was stored; 1: something is damaged; 2: the database
+    cannot be read.
     """
     from token_id_capture.store.maintain import verification
     from token_id_capture.store.reading import location_of

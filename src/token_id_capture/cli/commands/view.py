@@ -43,10 +43,10 @@ def view(
 ) -> None:
     """Follow rollouts in a browser, live, while others write them.
 
-    On the left the rollouts, which can be searched and filtered; on the right one of them as a conversation, as tokcap
-    report shows it, and brought up to date as calls are stored; or all of them in plots. Read-only, on loopback, and
-    only for who has the key in the address that it prints: from another machine, forward the port, as with ssh -L
-    8002:127.0.0.1:8002, or name a key and an address.
+    The left side lists the rollouts, which you can search and filter. The right side shows one as a conversation, as
+    tokcap report does, updated as calls are stored, or plots of all. It is read-only, listens on loopback, and requires
+    the key in the address that it prints. From another machine, forward the port, ssh -L 8002:127.0.0.1:8002 HOST, or
+    set a key and an address.
     """
     import uvicorn
 

@@ -25,8 +25,8 @@ def demo(
     """Try everything on this machine, in seconds: agents, capture, a crash, training rows.
 
     Starts a small model that knows its own probabilities, and the gateway with two workers. Eight
-    agents talk to it at once; one asks twice, one compacts its history, and of one the worker is killed
-    before it can response. Then the rollouts are finalized, and each delivered token is checked against the
+    agents talk to it at once; one asks twice, one compacts its history, and one loses its
+    worker before it gets a response. Then the rollouts are finalized, and each delivered token is checked against the
     model. Exit code 1 means that something is not as it must be.
     """
     from token_id_capture.cli.demo.processes import DemoFailedError
