@@ -49,10 +49,13 @@ class GatewaySettings(BaseModel):
     body_bytes_in_flight: int = Field(
         2 * 2**30,
         gt=0,
-        description="Bytes of request bodies that one worker holds at once; beyond them calls are answered with 503.",
+        description="Bytes of request bodies that one worker holds at once; further calls get 503.",
     )
     client_timeout: float = Field(
-        300.0, gt=0, le=86_400, description="How long a client may send nothing of its request, or take nothing."
+        300.0,
+        gt=0,
+        le=86_400,
+        description="How long a client may pause while it sends its request or reads the response.",
     )
     head_timeout: float = Field(
         10.0, gt=0, le=86_400, description="How long a connection may take to send the head of a request."
@@ -76,7 +79,7 @@ class GatewaySettings(BaseModel):
     )
     streaming: Streaming = Field(
         STREAMING,
-        description="Whether a stream is also asked of the engine: auto (where it has ids), always or never.",
+        description="Whether to ask the engine for a stream: auto (if its streams have ids), always or never.",
     )
     tokenize_prompts: bool = Field(
         False, description="Ask the engine's tokenizer for prompt ids that its responses lack: more requests a call."
@@ -127,7 +130,7 @@ class GatewaySettings(BaseModel):
     max_concurrent_calls: int = Field(
         MAX_CONCURRENT_CALLS,
         ge=0,
-        description="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
+        description="Calls that one worker serves at once; further calls get 503. 0: no limit.",
     )
 
     @field_validator("session_headers", "allowed_hosts", mode="before")

@@ -25,7 +25,7 @@ def prune(
         bool, typer.Option("--evidence", help="Masked and failed rollouts too, with all their captures.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
     """Delete old tombstones and, on request, old evidence.
 

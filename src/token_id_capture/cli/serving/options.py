@@ -22,8 +22,8 @@ UpstreamsOption = Annotated[
         "-u",
         envvar="TOKCAP_UPSTREAM",
         metavar="URL",
-        help="The engine's address. Given several times, rollouts are shared among engines of one model; in the "
-        "variable, blanks separate addresses.",
+        help="The engine's address. Repeat it to share rollouts among engines of one model; in the variable, "
+        "separate addresses with blanks.",
     ),
 ]
 EngineOption = Annotated[
@@ -38,8 +38,8 @@ StreamingOption = Annotated[
     Streaming,
     typer.Option(
         envvar="TOKCAP_STREAMING",
-        help="Whether a stream is also asked of the engine. If not, the client's is made from the whole response; "
-        "auto: where the engine's would lack ids.",
+        help="Whether to ask the engine for a stream if the client wants one. With never, the client's stream is "
+        "made from the whole response; with auto, only if the engine's stream would lack ids.",
     ),
 ]
 ModelOption = Annotated[
@@ -58,24 +58,24 @@ MaxTokensOption = Annotated[
         "--max-tokens",
         envvar="TOKCAP_MAX_TOKENS",
         min=1,
-        help="The most tokens that such a call asks the engine for: Claude Code asks for 32,000 and more, and engines "
-        "refuse what exceeds their context.",
+        help="The most tokens that such a call asks the engine for. Claude Code asks for 32,000 or more, and engines "
+        "refuse requests that exceed their context.",
     ),
 ]
 InlineSystemOption = Annotated[
     InlineSystemSetting,
     typer.Option(
         envvar="TOKCAP_INLINE_SYSTEM",
-        help="System messages behind others in such calls: keep; user, the same text from the user; merge, into the "
-        "first one; auto, keep unless the engine's template refuses them, then user.",
+        help="System messages that follow others in such calls: keep; user, send the text as the user's; merge, into "
+        "the first one; auto, keep unless the engine's template refuses them, then user.",
     ),
 ]
 HistoryOption = Annotated[
     HistorySetting,
     typer.Option(
         envvar="TOKCAP_HISTORY",
-        help="What clients rewrote in the history of such calls: exact undoes it; full also puts back the reasoning "
-        "that they dropped; off leaves it.",
+        help="What clients rewrote in the history of such calls: exact undoes it; full also restores reasoning that "
+        "they dropped; off keeps it.",
     ),
 ]
 ContinuityOption = Annotated[
@@ -129,8 +129,8 @@ HandOffKeyOption = Annotated[
         "--hand-off-key-file",
         envvar="TOKCAP_HAND_OFF_KEY_FILE",
         metavar="PATH",
-        help="Hand finished rollouts off to trainers elsewhere, at /hand-off: a file with the key that they must send. "
-        "It must not be the one of --api-key-file.",
+        help="A file with the key that trainers on other machines send to take finished rollouts at /hand-off. "
+        "It must differ from that of --api-key-file.",
     ),
 ]
 OperatorKeyOption = Annotated[
@@ -139,20 +139,20 @@ OperatorKeyOption = Annotated[
         "--operator-key-file",
         envvar="TOKCAP_OPERATOR_KEY_FILE",
         metavar="PATH",
-        help="A file with the key that alone opens /admin then, and without which upstreams cannot be changed there. "
-        "It must not be the one of --api-key-file.",
+        help="A file with the only key that then opens /admin; without it, engines cannot be added or removed. "
+        "It must differ from that of --api-key-file.",
     ),
 ]
 InsecureOption = Annotated[
     bool,
-    typer.Option("--insecure", envvar="TOKCAP_INSECURE", help="Listen where others can connect, without a key."),
+    typer.Option("--insecure", envvar="TOKCAP_INSECURE", help="Let other machines connect without a key."),
 ]
 ConcurrencyOption = Annotated[
     int,
     typer.Option(
         min=0,
         envvar="TOKCAP_MAX_CONCURRENT_CALLS",
-        help="Calls that one worker serves at once; more are answered with 503. 0: no limit.",
+        help="Calls that one worker serves at once; further calls get 503. 0: no limit.",
     ),
 ]
 FreeSpaceOption = Annotated[
@@ -161,7 +161,7 @@ FreeSpaceOption = Annotated[
         min=0,
         envvar="TOKCAP_FREE_SPACE_FLOOR",
         metavar="BYTES",
-        help="With less room on the database's disk, calls are answered with 503 before the engine is asked. "
+        help="With less free space on the database's disk, calls get 503 before the engine is asked. "
         "A small volume, such as a /dev/shm of 64 MB, needs a lower floor.",
     ),
 ]
@@ -171,7 +171,7 @@ ShutdownOption = Annotated[
         min=0,
         envvar="TOKCAP_SHUTDOWN_SECONDS",
         metavar="SECONDS",
-        help="How long calls in flight may take when it stops.",
+        help="How long calls in flight may take after the server is told to stop.",
     ),
 ]
 DrainOption = Annotated[
@@ -203,7 +203,7 @@ ClientTimeoutOption = Annotated[
     typer.Option(
         envvar="TOKCAP_CLIENT_TIMEOUT",
         metavar="SECONDS",
-        help="How long a client may send nothing of its request, or take nothing. Default: 300.",
+        help="How long a client may pause while it sends its request or reads the response. Default: 300.",
     ),
 ]
 HeadTimeoutOption = Annotated[
@@ -227,7 +227,7 @@ BodyBytesOption = Annotated[
     typer.Option(
         envvar="TOKCAP_BODY_BYTES_IN_FLIGHT",
         metavar="BYTES",
-        help="Bodies of requests that one worker holds at once; beyond them calls get 503. Default: 2147483648.",
+        help="Bytes of request bodies that one worker holds at once; further calls get 503. Default: 2147483648.",
     ),
 ]
 LogProbsModeOption = Annotated[
@@ -235,7 +235,7 @@ LogProbsModeOption = Annotated[
     typer.Option(
         envvar="TOKCAP_LOG_PROBS_MODE",
         metavar="MODE",
-        help="What the engine was started with, such as raw_logprobs; stored with each call.",
+        help="The engine's log probability mode, such as raw_logprobs; stored with each call.",
     ),
 ]
 SessionHeadersOption = Annotated[
