@@ -260,3 +260,10 @@ def test_rows_that_were_left_behind_after_the_output_was_made_replace_it_on_requ
     assert "--overwrite replaces it with the rows of" in one_line(refused.stderr)
     assert to(bench, "rows.parquet", *TRAJECTORY, "--retire", "--overwrite").returncode == 0
     assert [row["rollout_id"] for row in from_parquet(bench.directory / "rows.parquet")] == ["0-0"]
+
+
+@pytest.mark.parametrize("name", ["rows", "rows.txt", "rows.2026"])
+def test_a_name_that_says_no_form_gets_json_lines(bench: Bench, name: str) -> None:
+    full(bench)
+    to(bench, name)
+    assert len(json_lines((bench.directory / name).read_bytes())) == 4

@@ -155,7 +155,7 @@ def finalize(
     from token_id_capture.finalize.batch import Finalizer, Plan
 
     records, ids = _records_and_ids(list(rollouts or ()), records)
-    to = _output(destination_option(output, file_format, shard_rows, overwrite, json), retire)
+    to = _output(destination_option(output, file_format or _form(output), shard_rows, overwrite, json), retire)
     plan = Plan(
         output=to,
         row_format=row_format,
@@ -176,6 +176,11 @@ def finalize(
     _summarise(totals, to, json)
     if code := exit_code(totals):
         raise typer.Exit(code)
+
+
+def _form(output: str) -> FileFormat | None:
+    """JSON lines, whatever the name ends in, unless that is Parquet: so it was before there were other forms."""
+    return None if output.lower().endswith((".parquet", ".pq")) else FileFormat.JSONL
 
 
 def _source(database: str, gateway: str | None, key_file: Path | None) -> RolloutSource:
