@@ -159,14 +159,17 @@ async def test_a_rollout_that_nobody_has_seen_is_unknown_and_stays_so(offered: O
 
 
 UNREADABLE = (
-    ("GET", "/rollouts?limit=0", b"", "limit must be from 1 to 1000"),
-    ("GET", "/rollouts?limit=x", b"", "invalid literal"),
+    ("GET", "/rollouts?limit=0", b"", "limit must be a number from 1 to 1000"),
+    ("GET", "/rollouts?limit=x", b"", "limit must be a number from 1 to 1000"),
     ("GET", "/rollouts/.r", b"", "invalid rollout id"),
-    ("POST", "/rollouts/r/rows?sequences=some", b"", "'some' is not a valid Sequences"),
+    ("POST", "/rollouts/r/rows?sequences=some", b"", "sequences must be one of main, all"),
+    ("POST", "/rollouts/r/rows?masked=some", b"", "masked must be one of keep, drop, placeholder"),
     ("POST", "/rollouts/r/rows", b"[]", "no JSON object"),
     ("POST", "/rollouts/r/acknowledge", b"{", "truncated"),
     ("POST", "/rollouts/r/acknowledge", b'{"snapshot_id": 1}', "Expected `str`"),
     ("POST", "/outcomes", b'{"snapshot_id": "s", "version": 1, "outcome": "released"}', "unknown outcome"),
+    ("POST", "/outcomes", b'{"snapshot_id": "s", "version": %d, "outcome": "masked"}' % 2**70, "$.version"),
+    ("POST", "/rollouts/r/acknowledge", b'{"snapshot_id": "s", "version": %d}' % 2**31, "$.version"),
 )
 
 
@@ -176,6 +179,26 @@ async def test_a_request_that_cannot_be_read_says_what_is_wrong(offered: Offered
         error = orjson.loads(body)["error"]
         assert (status, error["code"]) == (400, "invalid_request"), path
         assert said in error["message"]
+
+
+async def test_a_client_that_hangs_up_within_its_request_is_no_error_of_the_gateway(offered: Offered) -> None:
+    within, ended = offered.hand_off, asyncio.get_running_loop().create_future()
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            ended.set_result(await within(scope, receive, send))
+        except Exception as error:
+            ended.set_exception(error)
+
+    offered.hand_off = watched
+    _, writer = await asyncio.open_connection("127.0.0.1", int(offered.url.rpartition(":")[2]))
+    head = (
+        f"POST /hand-off/rollouts/r/rows HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: {KEY}\r\ncontent-length: 9\r\n\r\n{{"
+    )
+    writer.write(head.encode())
+    await writer.drain()
+    writer.close()
+    assert await asyncio.wait_for(ended, 10) is None
 
 
 # Who may ask

@@ -11,7 +11,8 @@ from itertools import chain
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,6 +44,7 @@ _LONGEST_BODY: Final = 64 * 2**20
 _WAITING: Final = (State.OPEN, State.FROZEN)
 
 _Decoded = TypeVar("_Decoded")
+_Choice = TypeVar("_Choice", Sequences, MaskedRows)
 _STATUS: Final[tuple[tuple[type[Exception], int, wire.Code], ...]] = (
     (UnknownRolloutError, 404, wire.Code.UNKNOWN),
     (RolloutRetiredError, 410, wire.Code.RETIRED),
@@ -50,6 +52,7 @@ _STATUS: Final[tuple[tuple[type[Exception], int, wire.Code], ...]] = (
     (InvalidEntryError, 422, wire.Code.INVALID),
     (StoreError, 503, wire.Code.UNAVAILABLE),
     (OSError, 503, wire.Code.UNAVAILABLE),
+    (ClientDisconnect, 400, wire.Code.INVALID),  # nobody reads it, and it is no error of the gateway
     (ValueError, 400, wire.Code.INVALID),
 )
 """What errors are answered with: the first that fits."""
@@ -76,8 +79,8 @@ class _Wanted:
         query = request.query_params
         models = [name.strip() for name in query.get("models", "").split(",") if name.strip()]
         return cls(
-            Sequences(query.get("sequences", Sequences.MAIN)),
-            MaskedRows(query.get("masked", MaskedRows.KEEP)),
+            _choice(Sequences, query, "sequences", Sequences.MAIN),
+            _choice(MaskedRows, query, "masked", MaskedRows.KEEP),
             models or None,
             wire.ARROW_STREAM in request.headers.get("accept", ""),
         )
@@ -110,9 +113,9 @@ class HandOff:
 
     async def _list(self, request: Request) -> ASGIApp:
         """What waits: rollouts that are not retired and of which no outcome is recorded."""
-        after, limit = request.query_params.get("after", ""), int(request.query_params.get("limit", 100))
-        if not 1 <= limit <= wire.MOST_LISTED:
-            raise ValueError(f"limit must be from 1 to {wire.MOST_LISTED}")
+        after, told = request.query_params.get("after", ""), request.query_params.get("limit", "100")
+        if not (told.isascii() and told.isdecimal() and 1 <= (limit := int(told[:5])) <= wire.MOST_LISTED):
+            raise ValueError(f"limit must be a number from 1 to {wire.MOST_LISTED}")
         # Each state has an index in the order of the ids; tombstones, which may be very many, are never looked at.
         pages = [await self._store.list_rollouts(after, limit, RolloutFilter(state=state)) for state in _WAITING]
         found = sorted(chain.from_iterable(pages), key=lambda one: one.rollout_id)[:limit]
@@ -176,6 +179,13 @@ class HandOff:
             "its latest state, or is kept as evidence. Ask for its rows again."
         )
         return _refusal(409, wire.Code.CHANGED, why)
+
+
+def _choice(kind: type[_Choice], query: QueryParams, name: str, default: _Choice) -> _Choice:
+    try:
+        return kind(query.get(name, default.value))
+    except ValueError:
+        raise ValueError(f"{name} must be one of {', '.join(kind)}") from None
 
 
 def _rollout_id(request: Request) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -53,11 +53,15 @@ class Code(StrEnum):
     UNAVAILABLE = "hand_off_unavailable"
 
 
+Version: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""What the column of a version can hold, in a file and on a server."""
+
+
 class NewOutcome(msgspec.Struct):
     """What became of a snapshot at its consumer's."""
 
     snapshot_id: str
-    version: int
+    version: Version
     outcome: Outcome
     reason: str = ""
     metrics: dict[str, Any] = {}
@@ -67,7 +71,7 @@ class Acknowledgement(msgspec.Struct):
     """Which state of a rollout its consumer has, durably."""
 
     snapshot_id: str
-    version: int
+    version: Version
 
 
 class SnapshotHead(msgspec.Struct):
