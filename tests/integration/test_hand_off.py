@@ -186,7 +186,8 @@ async def test_a_client_that_hangs_up_within_its_request_is_no_error_of_the_gate
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            ended.set_result(await within(scope, receive, send))
+            await within(scope, receive, send)
+            ended.set_result(None)
         except Exception as error:
             ended.set_exception(error)
 
