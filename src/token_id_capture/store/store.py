@@ -229,7 +229,7 @@ class TokenCaptureStore:
     ) -> None:
         """Append a consumer's outcome on a snapshot."""
         if outcome not in snapshot.RECORDED_BY_CONSUMERS:
-            raise ValueError(f"unknown outcome {outcome!r}: it is one of {', '.join(snapshot.RECORDED_BY_CONSUMERS)}")
+            raise ValueError(f"unknown outcome '{outcome}': it is one of {', '.join(snapshot.RECORDED_BY_CONSUMERS)}")
         details = orjson.dumps(dict(metrics or {}), option=orjson.OPT_SORT_KEYS).decode()
         new = snapshot.NewOutcome(snapshot_id, version, Outcome(outcome), reason, details)
         await self._write(_OUTCOME, new, len(details))

@@ -228,8 +228,9 @@ def _check_engine(settings: WorkerSettings, upstream: str) -> CheckResult:
             f"--continuity {settings.continuity} does not work with {upstream}: {continuity_of(result)} "
             "(--no-check starts all the same)"
         )
+    where = f" at {upstream}" if len(settings.upstream) > 1 else ""
     announce(
-        f"engine: {result.found}; token ids and log probabilities are exact in {result.captured} of "
+        f"engine{where}: {result.found}; token ids and log probabilities are exact in {result.captured} of "
         f"{len(result.modes)} modes",
         settings.log_format,
     )
