@@ -24,6 +24,16 @@ hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
 
 
+REPEATING = {
+    "test_builder_reference",
+    "test_continuity_templates",
+    "test_damaged_replies",
+    "test_engines",
+    "test_reply_body",
+}
+"""Tests that do one thing with very many inputs."""
+
+
 def pytest_configure() -> None:
     """What a program inherits as ignored stays ignored, and with it in every child that a test interrupts."""
     listen_to_interrupts()
@@ -37,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         whole_program = item.path.parent.name in ("browser", "crash", "integration", "postgres")
-        if whole_program or item.get_closest_marker("hypothesis"):
+        if whole_program or item.path.stem in REPEATING or item.get_closest_marker("hypothesis"):
             item.add_marker("no_cover")
 
 

@@ -1,4 +1,4 @@
-"""Eight writers, more than a hundred megabytes of log, and a reader who does not let go."""
+"""Eight writers, more log than is kept, and a reader who does not let go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.programs import entry, said
 from token_id_capture.store import TokenCaptureStore
 
 WRITERS = 8
-CALLS = 200
+CALLS = 140
 TOKENS = 4096  # 16 KiB prompt, 16 KiB generation, 32 KiB log probabilities
 
 

@@ -64,7 +64,7 @@ def test_copies_taken_at_random_instants_hold_all_that_was_acknowledged_before(
     ]
     until(lambda: all(len(said(ledger)) > 1 for ledger in ledgers), "all to write")
     dice = random.Random(3)
-    for number in range(12):
+    for number in range(8):
         time.sleep(dice.uniform(0.0, 0.1))
         copy = tmp_path / f"copy{number}.db"
         for writer in writers:

@@ -35,14 +35,14 @@ def test_processes_that_are_killed_again_and_again_lose_nothing(tmp_path: Path) 
 
 
 def test_every_role_may_be_killed_and_nothing_is_lost_torn_or_handed_on_twice(tmp_path: Path) -> None:
-    code, report = torture(tmp_path / "run", "--mode", "roles", "--seconds", "8")
+    code, report = torture(tmp_path / "run", "--mode", "roles", "--seconds", "5")
     assert (code, report["violations"]) == (0, [])
     assert report["finished_rollouts"] > 0
     assert sum(number for name, number in report.items() if name.endswith("_kills")) >= 3
 
 
 def test_a_server_that_is_killed_like_its_writers_loses_nothing(tmp_path: Path) -> None:
-    short = ("--seconds", "7", "--writers", "2", "--coroutines", "50", "--kills-per-second", "4")
+    short = ("--seconds", "5", "--writers", "2", "--coroutines", "50", "--kills-per-second", "4")
     code, report = torture(tmp_path / "run", "--mode", "server", *short)
     assert (code, report["violations"]) == (0, [])
     assert report["put"] > 0

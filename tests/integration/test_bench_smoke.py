@@ -52,19 +52,32 @@ def test_the_fsync_delay_reaches_every_store(tmp_path: Path) -> None:
 
 
 def test_processes_scale_and_memory_are_measured(tmp_path: Path) -> None:
-    found = bench(tmp_path, "--shrink", "64", "--processes", "1,2", "--scale", "--memory")
+    found = bench(tmp_path, "--shrink", "128", "--processes", "1,2", "--scale", "--memory")
     assert {limit["section"] for limit in found["limits"]} == {"writers", "scale", "memory"}
     assert set(found["levels"]["writers"]["crowd"]) == {"1 proc", "2 proc"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what servers spend is read from /proc")
 def test_the_gateway_is_measured_beside_no_proxy_and_a_bare_one(tmp_path: Path) -> None:
-    short = ("--shape", "chat", "--concurrency", "16", "--workers", "2", "--no-paced", "--seconds", "0.1", "--trial")
+    short = (
+        "--shape",
+        "chat",
+        "--concurrency",
+        "16",
+        "--mode",
+        "whole",
+        "--workers",
+        "2",
+        "--no-paced",
+        "--seconds",
+        "0.1",
+        "--trial",
+    )
     servers = ("--server", "direct", "--server", "bare", "--server", "ours")
     done = run_bench(tmp_path, "gateway", "--json", "--repeats", "1", *short, *servers)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert set(found["levels"]) == {"chat, whole", "chat, streamed"}
+    assert set(found["levels"]) == {"chat, whole"}
     for subjects in found["levels"].values():
         assert set(subjects) == {"16 at a time", "64 at a time, 2 workers"}
         one, several = subjects.values()

@@ -159,7 +159,7 @@ def damaged(text: bytes, seed: int) -> bytes:
 
 
 @given(text=streams(), asked=st.sampled_from(ASKED), seed=st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_stream_is_stored_and_shown_as_if_every_chunk_were_parsed(
     text: bytes, asked: dict[str, Any], seed: int
 ) -> None:
