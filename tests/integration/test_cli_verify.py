@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -196,3 +198,20 @@ def read_terminal(controller: int) -> bytes:
         return os.read(controller, 4096)
     except OSError:
         return b""
+
+
+def test_a_row_that_an_index_lacks_is_damage(tokcap: RunTokcap, database: Path) -> None:
+    index = "name = 'incomplete_flags_by_rollout'"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        row = connection.execute(f"SELECT * FROM sqlite_master WHERE {index}").fetchone()
+        connection.execute(f"DELETE FROM sqlite_master WHERE {index}")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        columns = "rollout_id, model_call_id, reason, detail, flagged_at"
+        connection.execute(f"INSERT INTO incomplete_flags ({columns}) VALUES ('math-0', 'c1', 'lost', '', 1.0)")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", row)
+    shown = tokcap("verify", "-d", database)
+    assert shown.returncode == 1
+    assert "missing from index incomplete_flags_by_rollout" in shown.stdout

@@ -24,7 +24,7 @@ from token_id_capture.server.http.auth import ApiKeyMiddleware, KeyedApp, KeyedP
 from token_id_capture.server.http.limits import AccessLogged, BodyBudget, CallsInFlight
 from token_id_capture.server.http.metered import MeteredSink
 from token_id_capture.server.http.metrics import GatewayMetrics
-from token_id_capture.server.http.monitor import Monitor
+from token_id_capture.server.http.monitor import Monitor, Watcher
 from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.http.weights import WeightVersions
@@ -164,7 +164,7 @@ class _Opens(Protocol):
 
 
 def _lifespan(
-    upstreams: Upstreams, sink: TokenSink | None, observed: TokenSink | None, watchers: Sequence[Monitor | Watch]
+    upstreams: Upstreams, sink: TokenSink | None, observed: TokenSink | None, watchers: Sequence[Watcher]
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     """What is open while the application serves."""
 

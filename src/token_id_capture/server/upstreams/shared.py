@@ -14,6 +14,7 @@ from typing import Final
 import orjson
 
 from token_id_capture.errors import ConfigurationError
+from token_id_capture.server.http.monitor import Watcher
 from token_id_capture.server.upstreams.pool import Upstreams
 
 _logger = logging.getLogger(__name__)
@@ -63,24 +64,12 @@ class SharedList:
             yield
 
 
-class Watch:
+class Watch(Watcher):
     """Follows the shared list, and asks the engines how they are where there are several."""
 
     def __init__(self, upstreams: Upstreams, shared: SharedList) -> None:
         self._upstreams = upstreams
         self._shared = shared
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start, in the running event loop."""
-        self._task = asyncio.create_task(self._run(), name="tokcap-upstreams")
-
-    async def stop(self) -> None:
-        """Stop. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _run(self) -> None:
         while True:

@@ -17,10 +17,11 @@ from token_id_capture.store.copying.parts import WRITERS, LeftOutError, Part, Ro
 from token_id_capture.store.copying.statements import AMONG, COUNT, LISTED, OF_WRITERS, PAGE
 from token_id_capture.store.maintain.verification import Damage
 from token_id_capture.store.postgres.connection import ServerConnection, in_postgres
-from token_id_capture.store.postgres.errors import is_undone, translated
+from token_id_capture.store.postgres.direct import connected
+from token_id_capture.store.postgres.errors import is_undone
 from token_id_capture.store.postgres.migrate import migrate
 from token_id_capture.store.postgres.schema import postgres_metadata
-from token_id_capture.store.postgres.session import check_server, connect, file_id_of
+from token_id_capture.store.postgres.session import check_server, file_id_of
 from token_id_capture.store.server_url import ServerUrl
 
 _ROWS_AT_ONCE: Final = 32
@@ -163,7 +164,7 @@ def server_source(url: ServerUrl) -> Iterator[ServerSource]:
     Raises:
         UnusableDatabaseError: it is missing or cannot be used.
     """
-    with _connected(url) as connection:
+    with connected(url) as connection:
         migrate(connection, url, create=False)
         yield ServerSource(url, connection)
 
@@ -175,19 +176,7 @@ def server_target(url: ServerUrl) -> Iterator[ServerTarget]:
     Raises:
         UnusableDatabaseError: it cannot be used.
     """
-    with _connected(url) as connection:
+    with connected(url) as connection:
         check_server(connection, url)
         migrate(connection, url, create=True)
         yield ServerTarget(url, connection)
-
-
-@contextmanager
-def _connected(url: ServerUrl) -> Iterator[ServerConnection]:
-    try:
-        connection = connect(url)
-        try:
-            yield connection
-        finally:
-            connection.close()
-    except psycopg.Error as error:
-        raise translated(error, url) or error from error

@@ -1,7 +1,7 @@
 """What is left behind: facts about the database, its processes, its open calls and its rollouts.
 
 Reads only, and nothing that an index or a short row does not hold: no blob is touched, so the
-counts take about a second for 100,000 rollouts. ``quick_check``, which reads the whole file, is
+counts take about a second for 100,000 rollouts. ``integrity_check``, which reads the whole file, is
 a choice of its own.
 """
 

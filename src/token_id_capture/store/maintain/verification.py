@@ -1,6 +1,6 @@
 """Check what is stored against the digests that were stored with it, and name what is damaged.
 
-The structure of the file comes first (``quick_check`` and ``foreign_key_check``, one read each),
+The structure of the file comes first (``integrity_check`` and ``foreign_key_check``, one read each),
 then every call of every rollout and snapshot. Calls are read one at a time and rollouts in
 transactions of their own, so memory stays flat and the WAL is never pinned for long; what is
 retired meanwhile is passed over. The structure of tables on a server is the server's to check (pg_amcheck).
@@ -128,9 +128,12 @@ def _opened(location: Location, nobody_writes: bool) -> AbstractContextManager[C
 
 
 def structure_damage(connection: Connection) -> list[str]:
-    """What ``quick_check`` says, in words; empty if the file is sound. It reads the file once."""
+    """What ``integrity_check`` says, in words; empty if the file is sound.
+
+    It compares indexes with their tables, which ``quick_check`` does not: a call that an index lacks is not read.
+    """
     try:
-        messages = [row[0] for row in connection.execute(f"PRAGMA quick_check({_MESSAGES})")]
+        messages = [row[0] for row in connection.execute(f"PRAGMA integrity_check({_MESSAGES})")]
     except sqlite3.DatabaseError as error:
         messages = [str(error)]
     # One message may be several lines, under a heading that names the database in SQLite's words.
