@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.dialect_streams import MODEL
@@ -145,11 +145,18 @@ def expected(message: dict[str, Any], *, reasoning: bool = True) -> dict[str, An
 
 
 DIALECTS = pytest.mark.parametrize("dialect", list(Dialect))
+BLANK_THOUGHTS: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": "\r",
+    "tool_calls": [{"id": "call-0", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+}
 
 
 @DIALECTS
 @settings(max_examples=40)
 @given(answers(least_calls=1), st.booleans(), st.booleans())
+@example(BLANK_THOUGHTS, True, False)
 async def test_under_full_the_next_prompt_has_the_answer_as_it_was_generated(
     dialect: Dialect, message: dict[str, Any], drops_thoughts: bool, strips: bool
 ) -> None:
@@ -160,6 +167,7 @@ async def test_under_full_the_next_prompt_has_the_answer_as_it_was_generated(
 @DIALECTS
 @settings(max_examples=40)
 @given(answers(least_calls=1), st.booleans(), st.booleans())
+@example(BLANK_THOUGHTS, True, False)
 async def test_under_exact_it_lacks_what_the_client_dropped_and_nothing_else(
     dialect: Dialect, message: dict[str, Any], drops_thoughts: bool, strips: bool
 ) -> None:

@@ -88,7 +88,9 @@ def _restored(message: _Message, answers: Sequence[Mapping[str, Any]], history: 
         for sent, call in zip(message["tool_calls"], answer["tool_calls"], strict=True)
     ]
     said = reasoning_of(answer)
-    if said and (same_reasoning(answer, message) or (history is History.FULL and not reasoning_of(message))):
+    # Thoughts of white space alone equal those of a client that dropped them, so what it sent is asked first.
+    restated = same_reasoning(answer, message) if reasoning_of(message) else history is History.FULL
+    if said and restated:
         message.pop("reasoning", None)
         message["reasoning_content"] = said
     return message != before
