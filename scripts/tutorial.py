@@ -16,7 +16,7 @@ def main() -> None:
     for language, title, text in _BLOCK.findall(page.read_text("utf-8")):
         if title:
             (folder / title).write_text(text, "utf-8")
-        elif language == "sh" and "scripts/install" not in text:
+        elif language == "sh" and "pip install" not in text:
             commands.append(text)
     (folder / "commands.sh").write_text("".join(commands), "utf-8")
 
