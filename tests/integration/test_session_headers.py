@@ -64,7 +64,7 @@ async def test_a_flagged_call_keeps_its_session_headers_in_the_snapshot_and_in_s
         found = selected(gateway, f"SELECT DISTINCT session_headers FROM {table}")
         assert found == [(KEPT,)]
     lines = tokcap("show", "r1", "-d", gateway.store.database).stdout.splitlines()
-    assert lines[lines.index("session headers of these") + 2].split()[1:] == ["x-session-id", "s1"]
+    assert lines[lines.index("session headers of intents") + 2].split()[1:] == ["x-session-id", "s1"]
     shown = json.loads(tokcap("show", "r1", "-d", gateway.store.database, "--json").stdout)
     assert {flag["origin"]["session_headers"]["x-session-id"] for flag in shown["flags"]} == {"s1"}
 

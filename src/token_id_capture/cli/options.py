@@ -40,18 +40,17 @@ EXIT_INTERRUPTED = 130
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
-DatabaseOption = Annotated[
-    # Not a Path, which would take the slashes out of a URL.
-    str,
-    typer.Option(
-        "--database",
-        "-d",
-        envvar="TOKCAP_DATABASE",
-        metavar="DATABASE",
-        help="The capture database: a file, a directory that holds token_captures.db, an sqlite:/// URL of a file, or "
-        "the postgresql:// URL of a database on a server.",
-    ),
-]
+_FILE_FORMS: Final = "a file, a directory that holds token_captures.db, an sqlite:/// URL of a file"
+
+
+def _database_option(forms: str) -> Any:
+    # A str, not a Path, which would take the slashes out of a URL.
+    help_text = f"The capture database: {forms}."
+    return typer.Option("--database", "-d", envvar="TOKCAP_DATABASE", metavar="DATABASE", help=help_text)
+
+
+DatabaseOption = Annotated[str, _database_option(f"{_FILE_FORMS}, or the postgresql:// URL of a database on a server")]
+DatabaseFileOption = Annotated[str, _database_option(f"{_FILE_FORMS}; not one on a server")]
 SequencesOption = Annotated[
     Sequences,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseOption, print_line, report
+from token_id_capture.cli.options import EXIT_PARTIAL, DatabaseFileOption, print_line, report
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import checked_in_words
@@ -17,7 +17,7 @@ from token_id_capture.cli.output.units import plural, show_bytes
 
 def backup(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="The new file; what is there is never replaced.")],
-    database: DatabaseOption,
+    database: DatabaseFileOption,
     flag_open: Annotated[
         bool,
         typer.Option(help="Flag rollouts that are open in the copy, since it lacks the calls that come after it."),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, fail, report
+from token_id_capture.cli.options import DatabaseFileOption, fail, report
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.serving.listening import address_of, listener_at, shown_address
 
@@ -17,7 +17,7 @@ _CLIENT_SECONDS = 60.0
 
 
 def browse(
-    database: DatabaseOption,
+    database: DatabaseFileOption,
     host: Annotated[str, typer.Option("--host", help="An address of this machine's loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65_535, help="0 takes a free one.")] = 8001,
 ) -> None:

@@ -150,7 +150,7 @@ def _sections(detail: RolloutDetail) -> list[tuple[str, tuple[str, ...], list[tu
                 for intent in detail.intents
             ],
         ),
-        ("session headers of these", ("call", "header", "value"), _session_headers(detail)),
+        ("session headers of intents", ("call", "header", "value"), _session_headers(detail)),
         (
             "outcomes",
             ("version", "outcome", "reason", "recorded"),

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, report
+from token_id_capture.cli.options import DatabaseFileOption, report
 from token_id_capture.cli.output.database import database_file
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.units import show_bytes
 
 
 def vacuum(
-    database: DatabaseOption,
+    database: DatabaseFileOption,
     full: Annotated[
         bool, typer.Option("--full", help="Write the whole file anew; all writers wait until it is done.")
     ] = False,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from token_id_capture.cli.options import DatabaseOption, report
+from token_id_capture.cli.options import DatabaseFileOption, report
 from token_id_capture.cli.output.database import database_file, reading
 from token_id_capture.cli.output.evidence import RecordsOption, told_in
 from token_id_capture.cli.output.tokenizer import vocabulary
@@ -22,7 +22,7 @@ _CLIENT_SECONDS = 60.0
 
 
 def view(
-    database: DatabaseOption,
+    database: DatabaseFileOption,
     host: Annotated[str, typer.Option("--host", help="The address to listen on; others than loopback need a key.")] = (
         "127.0.0.1"
     ),
