@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,65 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
 import pandas
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from support.commands import TOKCAP, RunTokcap, clean_environment
+from support.commands import TOKCAP, RunTokcap
+from support.fates import EPOCH, entry, fill, lines
 from support.many_rollouts import database_with
-from token_id_capture.cli.options import output_stream
-from token_id_capture.consumer import trajectories_from_source
-from token_id_capture.delivery import retire_rollout_token_capture
-from token_id_capture.outputs.destination import Destination
-from token_id_capture.outputs.whole_files import UnusableOutputError, whole_file
-from token_id_capture.outputs.writer import row_writer
-from token_id_capture.records import TokenEntry
 from token_id_capture.store import TokenCaptureStore
-
-EPOCH = 1.75e9
-
-
-def entry(rollout_id: str, call: str, prompt: list[int], generation: list[int], **more: Any) -> TokenEntry:
-    return TokenEntry(
-        rollout_id=rollout_id,
-        model_call_id=call,
-        model="policy",
-        prompt_token_ids=prompt,
-        generation_token_ids=generation,
-        generation_log_probs=[-0.1 - index for index in range(len(generation))],
-        finish_reason="stop",
-        created_at=EPOCH,
-        **more,
-    )
-
-
-async def fill(path: Path) -> None:
-    async with TokenCaptureStore(path) as store:
-        await store.put(entry("delivered", "one", [1, 2], [3, 4], weight_version="w1"))
-        await store.put(entry("delivered", "two", [1, 2, 3, 4, 5], [6], weight_version="w2"))
-        snapshot = await store.freeze("delivered")
-        await store.record_outcome(snapshot.snapshot_id, snapshot.version, "delivered")
-
-        await store.put(entry("frozen", "a", [7], [8]))
-        await store.put(entry("frozen", "b", [7], [9]))
-        await store.put(entry("frozen", "c", [7, 8, 10], [11]))
-        await store.freeze("frozen")
-
-        await store.put(entry("marked", "only", [1], [2]))
-        await store.freeze("marked")
-        await store.mark_incomplete("marked", reason="uncaptured_endpoint")
-
-        await store.put(entry("open", "only", [20, 21], [22]))
-
-        await store.put(entry("retired", "only", [1], [2]))
-        built = await trajectories_from_source("retired", store)
-        assert await retire_rollout_token_capture("retired", store, built)
-
-        await store.put(entry("two-roots", "x", [1, 2], [3]))
-        await store.put(entry("two-roots", "y", [9, 9, 9], [3]))
-        await trajectories_from_source("two-roots", store)
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +32,6 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("database") / "captures.db"
     asyncio.run(fill(path))
     return path
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def content(database: Path) -> list[str]:
@@ -375,143 +320,3 @@ def test_rows_are_compressed_as_the_name_says(
         assert written.read().decode() == plain.stdout
     if name.endswith(".gz"):  # of Zstandard, pandas needs another library
         assert len(pandas.read_json(tmp_path / name, lines=True)) == len(plain.stdout.splitlines())
-
-
-def test_rows_can_go_to_a_url_and_replace_what_is_there_only_on_request(
-    tokcap: RunTokcap, database: Path, tmp_path: Path
-) -> None:
-    url = f"file://{tmp_path}/rows.jsonl.gz"
-    assert tokcap("export", "-d", database, "-o", url).returncode == 0
-    with gzip.open(tmp_path / "rows.jsonl.gz") as written:
-        assert written.read().decode() == tokcap("export", "-d", database, "-o", "-").stdout
-    refused = tokcap("export", "-d", database, "-o", url)
-    assert (refused.returncode, one_line(refused.stderr).partition(" is there")[0]) == (2, f"tokcap: {url}")
-    assert tokcap("export", "-d", database, "-o", url, "--overwrite").returncode == 0
-    unknown = tokcap("export", "-d", database, "-o", "nosuch://bucket/rows.jsonl")
-    assert (unknown.returncode, "cannot write nosuch://" in one_line(unknown.stderr)) == (2, True)
-
-
-def test_a_file_behind_a_url_is_there_only_when_it_is_whole() -> None:
-    system = fsspec.filesystem("memory")
-    broken, whole = (Destination(f"memory://rows/{name}.jsonl") for name in ("broken", "whole"))
-    with contextlib.suppress(KeyboardInterrupt), row_writer(broken, (), output_stream) as writer:
-        writer.write(b"half a row")
-        raise KeyboardInterrupt
-    assert not system.exists("/rows/broken.jsonl")
-    with row_writer(whole, (), output_stream) as writer:
-        writer.write(b"a row\n")
-        assert not system.exists("/rows/whole.jsonl")
-    assert system.cat("/rows/whole.jsonl") == b"a row\n"
-
-
-def test_what_is_there_is_replaced_only_on_request(tokcap: RunTokcap, database: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.jsonl"
-    out.write_text("mine")
-    assert tokcap("export", "-d", database, "-o", out).returncode == 2
-    assert out.read_text() == "mine"
-    assert tokcap("export", "nobody", "-d", database, "-o", out, "--overwrite").returncode == 1
-    assert out.read_text() == "mine"
-    assert tokcap("export", "-d", database, "-o", out, "--overwrite").returncode == 0
-    assert len(lines(out)) == 2
-
-
-def test_rows_can_go_to_a_pipe(tokcap: RunTokcap, database: Path) -> None:
-    done = tokcap("export", "-d", database, "-o", "-")
-    assert [json.loads(line)["rollout_id"] for line in done.stdout.splitlines()] == ["delivered", "frozen"]
-
-
-async def fill_with_long_rollouts(path: Path, rollouts: int) -> Path:
-    first = entry("r", "only", [position * 31 % 150_000 for position in range(20_000)], [1, 2, 3])
-    async with TokenCaptureStore(path) as store:
-        for start in range(0, rollouts, 50):
-            copies = (first.model_copy(update={"rollout_id": f"r{start + number:05}"}) for number in range(50))
-            await asyncio.gather(*map(store.put, copies))
-    return path
-
-
-@pytest.fixture(scope="module")
-def long_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 open rollouts of 20,000 tokens each; rows of all of them take 78 MB as packed as can be."""
-    return asyncio.run(fill_with_long_rollouts(tmp_path_factory.mktemp("long") / "captures.db", 300))
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_memory_does_not_grow_with_the_number_of_rollouts(tmp_path: Path, long_rollouts: Path, name: str) -> None:
-    some_rollouts = asyncio.run(fill_with_long_rollouts(tmp_path / "some.db", 50))
-    some = peak_megabytes("export", "-d", some_rollouts, "-o", tmp_path / f"some-{name}", "--include-open")
-    many = peak_megabytes("export", "-d", long_rollouts, "-o", tmp_path / f"many-{name}", "--include-open")
-    assert many < some + 40
-
-
-def peak_megabytes(*arguments: object) -> float:
-    """The largest resident set of the command."""
-    process = subprocess.Popen([TOKCAP, *map(str, arguments)], env=clean_environment(), stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_maxrss / (1024 if sys.platform == "linux" else 1024 * 1024)
-
-
-def test_a_reader_of_the_pipe_that_leaves_early_gets_no_complaint(long_rollouts: Path) -> None:
-    process = start("export", "-d", long_rollouts, "-o", "-", "--include-open")
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith(b'{"rollout_id":"r00000"')
-    process.stdout.close()
-    assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(60)) == (b"", 1)
-    process.stderr.close()
-
-
-@pytest.mark.parametrize(("rows", "jobs"), [("long", 1), ("short", 1), ("long", 2)])
-def test_an_interrupt_ends_the_export_at_once_in_one_line(
-    long_rollouts: Path, tmp_path_factory: pytest.TempPathFactory, rows: str, jobs: int
-) -> None:
-    # Of short rows some wait in a buffer.
-    database = long_rollouts if rows == "long" else database_with(4_000, tmp_path_factory)
-    process = start("export", "-d", database, "-o", "-", "--include-open", "--jobs", jobs)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    # From here on nobody reads, so the command waits in a write.
-    process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert process.stderr.read() == b"tokcap: interrupted: no file was written\n"
-    process.stdout.close()
-    process.stderr.close()
-
-
-def start(*arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [TOKCAP, *map(str, arguments)], env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "out") as stream:
-        stream.write(b"all of it")
-        assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out").read_bytes() == b"all of it"
-    assert os.listdir(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
-def test_a_file_that_is_given_up_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
-    def give_up() -> None:
-        with whole_file(tmp_path / "out") as stream:
-            stream.write(b"half of it")
-            raise error
-
-    with pytest.raises(error):
-        give_up()
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_somebody_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    def be_second() -> None:
-        with whole_file(tmp_path / "out") as stream:
-            stream.write(b"ours")
-            (tmp_path / "out").write_text("theirs")
-
-    with pytest.raises(UnusableOutputError, match="there already"):
-        be_second()
-    assert (tmp_path / "out").read_text() == "theirs"

@@ -8,6 +8,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from token_id_capture.builder.attribution import ScoredAnswer
+from token_id_capture.integrations.nemo_gym import scored_answer
+from token_id_capture.protocols import TokenCaptureSnapshot
+from token_id_capture.rebuild import Build, build_snapshot
 from token_id_capture.records import TokenEntry
 from token_id_capture.tokens import TokenIds
 
@@ -105,3 +109,18 @@ def on_one_buffer(entries: list[TokenEntry]) -> list[TokenEntry]:
         }
         shared.append(entry.model_copy(update=views))
     return shared
+
+
+def record(*items: Any, **more: Any) -> ScoredAnswer:
+    """What a finished record with these output items says about the scored answer."""
+    response = {"output": list(items), **({"id": more.pop("id")} if "id" in more else {})}
+    return scored_answer({"response": response, **more})
+
+
+def build(entries: list[TokenEntry], scored: ScoredAnswer | None = None, **options: Any) -> Build:
+    """The build of a frozen rollout with these calls."""
+    flags = tuple(options.pop("flags", ()))
+    incomplete = options.pop("incomplete", bool(flags))
+    return build_snapshot(
+        TokenCaptureSnapshot("r", tuple(entries), incomplete, "s", 1, flags), scored=scored, **options
+    )

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from support.call_trees import append_only, call, call_trees
+from support.call_trees import append_only, build, call, call_trees, record
 from token_id_capture.builder.attribution import ScoredAnswer
-from token_id_capture.integrations.nemo_gym import scored_answer
 from token_id_capture.lifecycle import MAIN_AGENT, CallOrigin, Flag, Outcome, Purpose, Sequences
-from token_id_capture.protocols import TokenCaptureSnapshot
 from token_id_capture.provenance import Translation
-from token_id_capture.rebuild import Build, build_snapshot
+from token_id_capture.rebuild import Build
 from token_id_capture.records import TokenEntry
 
 MASKED: list[str] = []
@@ -37,19 +35,6 @@ TOOL_RESULT = {"type": "function_call_output", "call_id": "x", "output": "result
 
 def model(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
-
-
-def record(*items: Any, **more: Any) -> ScoredAnswer:
-    response = {"output": list(items), **({"id": more.pop("id")} if "id" in more else {})}
-    return scored_answer({"response": response, **more})
-
-
-def build(entries: list[TokenEntry], scored: ScoredAnswer | None = None, **options: Any) -> Build:
-    flags = tuple(options.pop("flags", ()))
-    incomplete = options.pop("incomplete", bool(flags))
-    return build_snapshot(
-        TokenCaptureSnapshot("r", tuple(entries), incomplete, "s", 1, flags), scored=scored, **options
-    )
 
 
 def delivered(build: Build) -> list[str]:
@@ -367,53 +352,3 @@ def test_every_sampled_token_has_loss_in_exactly_one_row(entries: list[TokenEntr
     main = build(entries)
     if main.deliverable:
         assert main.trajectory() == every.rows[0].trajectory()
-
-
-def test_retries_that_begin_with_the_same_tokens_differ_behind_them() -> None:
-    retries = [call("a", [1], [2, 3, 4], finish_reason="stop"), call("b", [1], [2, 3, 5], finish_reason="stop")]
-    [_, other] = build(retries, sequences=ALL).training_rows()
-    assert (other.cause, other.parent, other.parent_token) == ("retry", 0, 3)
-
-
-@settings(max_examples=200, deadline=None)
-@given(call_trees())
-def test_each_beginning_is_named_once_and_against_an_earlier_call(entries: list[TokenEntry]) -> None:
-    built = build(entries)
-    assert built.output is not None
-    named = [one.model_call_id for one in built.notes.divergences]
-    assert len(named) == len(set(named))
-    roots = [one for one in built.notes.divergences if one.parent_call_id is None]
-    assert len(roots) == max(0, built.notes.roots - 1)
-    time = {one.model_call_id: one.created_at for one in entries}
-    assert all(time[one.closest_call_id] <= time[one.model_call_id] for one in roots)
-
-
-@pytest.mark.parametrize("ids", ["abcd", "dcba", "bdac"])
-def test_beginnings_of_equal_length_are_named_in_the_order_of_time(ids: str) -> None:
-    calls = [call(name, [5, 6, n], [100 + n], created_at=1000.0 + n) for n, name in enumerate(ids)]
-    assert [one.model_call_id for one in build(calls).notes.divergences] == list(ids[1:])
-
-
-def test_thirty_two_drifting_rollouts_lose_nothing() -> None:
-    for number in range(32):
-        calls, rest = drifting(number, compacts=number < 2, delegates=2 <= number < 4), 0
-        every = build(calls, sequences=ALL)
-        rest = sum(len(one.generation_token_ids) for one in calls)
-        assert sum(sum(row.loss_mask) for row in every.training_rows()) == rest
-        assert build(calls, record(id="final")).deliverable
-
-
-def drifting(seed: int, *, compacts: bool, delegates: bool) -> list[TokenEntry]:
-    """Text in and text out: each turn's answer comes back as other tokens."""
-    system = list(range(1000, 1040))
-    history, calls = [*system, 7, seed], []
-    for number in range(3):
-        if compacts and number == 2:
-            history = [*system, 8, seed]
-        answer = [2000 + 100 * number + n for n in range(20)]
-        more: dict[str, Any] = {"response_id": "final"} if number == 2 else {}
-        calls.append(call(f"t{number}", history, answer, created_at=float(number), **more))
-        if delegates and number == 1:
-            calls.append(call("sub", [3000, 3001, seed], [1, 2, 3], created_at=1.5))
-        history = [*history, *answer[:5], 4000, 4001, *answer[7:], 9, number, *range(5000, 5020)]
-    return calls
