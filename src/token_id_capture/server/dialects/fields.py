@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 Place: TypeAlias = "str | int | tuple[Place, ...]"
-"""Where something stands in a request, from the outside in. It becomes a path such as ``messages.3.content`` only in an
-error, since a request has thousands of places."""
+"""Where something stands in a request, from the outside in. It becomes a path such as ``tools.3.name`` in an error."""
 
 _SHOWN: Final = 60
 
 
 class InvalidRequestError(ValueError):
-    """The client's request cannot be translated; ``field`` is the path of what is wrong."""
+    """The client's request cannot be translated; ``field`` is the path of what is wrong.
+
+    A conversation has thousands of places and mostly no error, so its readers do not carry their place with them:
+    they name a member, and the loops around them add the rest to the error.
+    """
 
     def __init__(self, field: Place, problem: str) -> None:
+        super().__init__(problem)
         self.field = _path(field)
-        super().__init__(f"{self.field}: {problem}" if field else problem)
+
+    def within(self, field: str, items: Iterable[object], item: object) -> None:
+        """Add to the path that the field stands in ``item``, one of the ``items`` of the list ``field``."""
+        place = next(index for index, one in enumerate(items) if one is item)
+        self.field = ".".join(filter(None, (field, str(place), self.field)))
+
+    def __str__(self) -> str:
+        problem = super().__str__()
+        return f"{self.field}: {problem}" if self.field else problem
 
 
 def read_text(value: Any, field: Place) -> str:
@@ -37,6 +50,18 @@ def read_list(value: Any, field: Place) -> list[Any]:
     """A JSON array."""
     if not isinstance(value, list):
         raise _mismatch(value, field, "an array")
+    return value
+
+
+def read_objects(value: Any, field: str) -> list[dict[str, Any]]:
+    """A JSON array of objects."""
+    if not isinstance(value, list):
+        raise _mismatch(value, field, "an array")
+    for item in value:
+        if not isinstance(item, dict):
+            error = _mismatch(item, "", "an object")
+            error.within(field, value, item)
+            raise error
     return value
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from token_id_capture.server.dialects.chat import History, arguments_text
 from token_id_capture.server.dialects.fields import (
     InvalidRequestError,
-    Place,
     read_flag,
-    read_list,
     read_object,
+    read_objects,
     read_text,
     unsupported,
 )
@@ -29,9 +28,10 @@ class Conversation:
     def __init__(self, history: History) -> None:
         self._opens_seals = history is not History.OFF
         self._messages: list[dict[str, Any]] = []
-        self._calls = 0
         self._ids: set[str] = set()
-        self._open: dict[str, OrderedDict[str, None]] = {}
+        self._called: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._answered: set[str] = set()
+        self._looked_through = 0
 
     def read(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The messages of ``systemInstruction`` and ``contents``.
@@ -45,74 +45,84 @@ class Conversation:
         for name in spellings:
             if text := _system_text(body[name], name):
                 self._messages.append({"role": "system", "content": text})
-        contents = read_list(body.get("contents"), "contents")
+        contents = read_objects(body.get("contents"), "contents")
         if not contents:
             raise InvalidRequestError("contents", "at least one content is required")
-        for index, item in enumerate(contents):
-            content = read_object(item, ("contents", index))
-            field = ("contents", index, "parts")
-            parts = read_list(content.get("parts"), field)
+        for content in contents:
             role = content.get("role", "user")
-            if role == "model":
-                self._add_model(parts, field)
-            elif role in ("user", "function"):
-                self._add_user(parts, field)
-            else:
-                raise unsupported(role, ("contents", index, "role"), "roles are user and model")
+            try:
+                parts = read_objects(content.get("parts"), "parts")
+                if role == "model":
+                    self._add_model(parts)
+                elif role in ("user", "function"):
+                    self._add_user(parts)
+                else:
+                    raise unsupported(role, "role", "roles are user and model")
+            except InvalidRequestError as error:
+                error.within("contents", contents, content)
+                raise
         return self._messages
 
-    def _add_user(self, parts: list[Any], field: Place) -> None:
+    def _add_user(self, parts: list[dict[str, Any]]) -> None:
         shown: list[dict[str, Any]] = []
-        results = 0
-        for index, item in enumerate(parts):
-            part = read_object(item, (field, index))
-            if (result := part.get("functionResponse")) is not None:
-                results += 1
-                self._add_result(result, (field, index, "functionResponse"), shown)
-            else:
-                shown.append(_user_part(part, (field, index)))
-        if shown or not results:
+        has_results = False
+        for part in parts:
+            try:
+                if (result := part.get("functionResponse")) is not None:
+                    has_results = True
+                    self._add_result(read_object(result, "functionResponse"), shown)
+                else:
+                    shown.append(_user_part(part))
+            except InvalidRequestError as error:
+                error.within("parts", parts, part)
+                raise
+        if shown or not has_results:
             self._messages.append({"role": "user", "content": content_of(shown)})
 
-    def _add_result(self, value: Any, field: Place, shown: list[dict[str, Any]]) -> None:
-        result = read_object(value, field)
-        name = read_text(result.get("name"), (field, "name"))
-        waiting = self._open.get(name)
+    def _add_result(self, result: dict[str, Any], shown: list[dict[str, Any]]) -> None:
         call_id = result.get("id")
-        if call_id is not None and read_text(call_id, (field, "id")) in self._ids:
-            if waiting:
-                waiting.pop(call_id, None)
-        elif waiting:
-            call_id, _ = waiting.popitem(last=False)
-        else:
-            raise InvalidRequestError((field, "name"), f"no earlier part calls {name!r} and is without a response")
-        response = read_object(result.get("response") or {}, (field, "response"))
+        if call_id is None or read_text(call_id, "functionResponse.id") not in self._ids:
+            call_id = self._first_unanswered(read_text(result.get("name"), "functionResponse.name"))
+        response = read_object(result.get("response") or {}, "functionResponse.response")
         output = response.get("output")
         text = output if len(response) == 1 and isinstance(output, str) else arguments_text(response)
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         if result.get("parts"):
-            for index, part in enumerate(read_list(result["parts"], (field, "parts"))):
-                place = (field, "parts", index)
-                shown.append(_user_part(read_object(part, place), place))
+            shown.extend(_shown_with_result(result["parts"]))
 
-    def _add_model(self, parts: list[Any], field: Place) -> None:
+    def _first_unanswered(self, name: str) -> str:
+        """The call that a response without an id belongs to. Most have one, so calls are put in order only here."""
+        for message in self._messages[self._looked_through :]:
+            for call in message.get("tool_calls", ()):
+                self._called[call["function"]["name"]].append(call["id"])
+            if message["role"] == "tool":
+                self._answered.add(message["tool_call_id"])
+        self._looked_through = len(self._messages)
+        waiting = self._called[name]
+        while waiting:
+            if (call_id := waiting.popleft()) not in self._answered:
+                return call_id
+        raise InvalidRequestError("functionResponse.name", f"no earlier part calls {name!r} and is without a response")
+
+    def _add_model(self, parts: list[dict[str, Any]]) -> None:
         texts: list[str] = []
         thoughts: list[str] = []
         sealed: list[str] = []
         calls: list[dict[str, Any]] = []
-        for index, item in enumerate(parts):
-            place = (field, index)
-            part = read_object(item, place)
-            signature = part.get("thoughtSignature") if self._opens_seals else None
-            if signature is not None and (thought := opened(signature)) is not None:
-                sealed.append(thought)
-            if (call := part.get("functionCall")) is not None:
-                calls.append(self._call(call, (place, "functionCall")))
-            elif part.get("text") is not None:
-                is_thought = part.get("thought") is not None and read_flag(part["thought"], (place, "thought"))
-                (thoughts if is_thought else texts).append(read_text(part["text"], (place, "text")))
-            elif part.keys() - {"thought", "thoughtSignature"}:
-                raise unsupported(_kind(part), place, "a model's parts are text, thoughts and functionCall")
+        for part in parts:
+            try:
+                if "thoughtSignature" in part and (thought := self._unsealed(part["thoughtSignature"])) is not None:
+                    sealed.append(thought)
+                if (call := part.get("functionCall")) is not None:
+                    calls.append(self._call(read_object(call, "functionCall")))
+                elif part.get("text") is not None:
+                    is_thought = part.get("thought") is not None and read_flag(part["thought"], "thought")
+                    (thoughts if is_thought else texts).append(read_text(part["text"], "text"))
+                elif part.keys() - {"thought", "thoughtSignature"}:
+                    raise unsupported(_kind(part), "", "a model's parts are text, thoughts and functionCall")
+            except InvalidRequestError as error:
+                error.within("parts", parts, part)
+                raise
         text = "".join(texts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
         if reasoning := "".join(sealed or thoughts):
@@ -121,48 +131,55 @@ class Conversation:
             message["tool_calls"] = calls
         self._messages.append(message)
 
-    def _call(self, value: Any, field: Place) -> dict[str, Any]:
-        call = read_object(value, field)
-        name = read_text(call.get("name"), (field, "name"))
+    def _unsealed(self, signature: Any) -> str | None:
+        return opened(signature) if self._opens_seals else None
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        name = read_text(call.get("name"), "functionCall.name")
         # An id made from the place is the same in each later request, so prompts only grow.
         call_id = call.get("id")
-        call_id = f"call_{self._calls}" if call_id is None else read_text(call_id, (field, "id"))
-        self._calls += 1
+        call_id = f"call_{len(self._ids)}" if call_id is None else read_text(call_id, "functionCall.id")
         self._ids.add(call_id)
-        if name not in self._open:
-            self._open[name] = OrderedDict()
-        self._open[name][call_id] = None
-        arguments = arguments_text(read_object(call.get("args") or {}, (field, "args")))
+        arguments = arguments_text(read_object(call.get("args") or {}, "functionCall.args"))
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _system_text(instruction: Any, field: Place) -> str:
+def _system_text(instruction: Any, field: str) -> str:
     if isinstance(instruction, str):
         return instruction
-    parts = read_list(read_object(instruction, field).get("parts"), (field, "parts"))
-    places = ((read_object(part, (field, "parts", index)), index) for index, part in enumerate(parts))
-    return "\n".join(read_text(part.get("text"), (field, "parts", index, "text")) for part, index in places)
+    parts = read_objects(read_object(instruction, field).get("parts"), f"{field}.parts")
+    return "\n".join(read_text(part.get("text"), (field, "parts", index, "text")) for index, part in enumerate(parts))
 
 
-def _user_part(part: dict[str, Any], field: Place) -> dict[str, Any]:
+def _user_part(part: dict[str, Any]) -> dict[str, Any]:
     if part.get("text") is not None:
-        return text_part(read_text(part["text"], (field, "text")))
+        return text_part(read_text(part["text"], "text"))
     if part.get("inlineData") is not None:
-        data = read_object(part["inlineData"], (field, "inlineData"))
-        media = _image_type(data, (field, "inlineData"))
-        content = read_text(data.get("data"), (field, "inlineData", "data"))
+        data = read_object(part["inlineData"], "inlineData")
+        media = _image_type(data, "inlineData")
+        content = read_text(data.get("data"), "inlineData.data")
         return image_part(f"data:{media};base64,{content}")
     if part.get("fileData") is not None:
-        data = read_object(part["fileData"], (field, "fileData"))
-        _image_type(data, (field, "fileData"))
-        return image_part(read_text(data.get("fileUri"), (field, "fileData", "fileUri")))
-    raise unsupported(_kind(part), field, "a user's parts are text, images and functionResponse")
+        data = read_object(part["fileData"], "fileData")
+        _image_type(data, "fileData")
+        return image_part(read_text(data.get("fileUri"), "fileData.fileUri"))
+    raise unsupported(_kind(part), "", "a user's parts are text, images and functionResponse")
 
 
-def _image_type(data: dict[str, Any], field: Place) -> str:
-    media = read_text(data.get("mimeType"), (field, "mimeType"))
+def _shown_with_result(value: Any) -> Iterator[dict[str, Any]]:
+    parts = read_objects(value, "functionResponse.parts")
+    for part in parts:
+        try:
+            yield _user_part(part)
+        except InvalidRequestError as error:
+            error.within("functionResponse.parts", parts, part)
+            raise
+
+
+def _image_type(data: dict[str, Any], field: str) -> str:
+    media = read_text(data.get("mimeType"), f"{field}.mimeType")
     if not re.match("image/", media):
-        raise unsupported(media, (field, "mimeType"), "media are images")
+        raise unsupported(media, f"{field}.mimeType", "media are images")
     return media
 
 

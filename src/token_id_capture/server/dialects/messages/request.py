@@ -20,13 +20,13 @@ from token_id_capture.server.dialects.chat import (
 )
 from token_id_capture.server.dialects.fields import (
     InvalidRequestError,
-    Place,
     read_count,
     read_flag,
     read_integer,
     read_list,
     read_number,
     read_object,
+    read_objects,
     read_text,
     read_texts,
     unsupported,
@@ -37,6 +37,7 @@ from token_id_capture.server.dialects.seal import opened
 # Claude Code's first system block holds a hash of the conversation: it is not part of the prompt, as in vLLM.
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_ASSISTANT_BLOCKS: Final = "an assistant message has blocks of text, thinking and tool_use"
 _USER_BLOCKS: Final = "a user message has blocks of text, image, tool_result, and documents of text"
 
 
@@ -75,82 +76,74 @@ class _Conversation:
     def read(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if body.get("system") is not None and (system := _system_text(body["system"], "system")):
             self._messages.append({"role": "system", "content": system})
-        turns = read_list(body.get("messages"), "messages")
+        turns = read_objects(body.get("messages"), "messages")
         if not turns:
             raise InvalidRequestError("messages", "at least one message is required")
-        for index, turn in enumerate(turns):
-            self._add(read_object(turn, ("messages", index)), ("messages", index))
+        for turn in turns:
+            role, content = turn.get("role"), turn.get("content")
+            try:
+                if role == "user":
+                    self._add_user(content)
+                elif role == "assistant":
+                    self._add_assistant(content)
+                elif role == "system":
+                    self._messages.append({"role": "system", "content": _system_text(content, "content")})
+                else:
+                    raise unsupported(role, "role", "roles are user, assistant and system")
+            except InvalidRequestError as error:
+                error.within("messages", turns, turn)
+                raise
         return self._messages
 
-    def _add(self, turn: dict[str, Any], field: Place) -> None:
-        role = turn.get("role")
-        content = turn.get("content")
-        if role == "user":
-            self._add_user(content, (field, "content"))
-        elif role == "assistant":
-            self._add_assistant(content, (field, "content"))
-        elif role == "system":
-            self._messages.append({"role": "system", "content": _system_text(content, (field, "content"))})
-        else:
-            raise unsupported(role, (field, "role"), "roles are user, assistant and system")
-
-    def _add_user(self, content: Any, field: Place) -> None:
+    def _add_user(self, content: Any) -> None:
         if isinstance(content, str):
             self._messages.append({"role": "user", "content": content})
             return
         parts: list[dict[str, Any]] = []
         images: list[dict[str, Any]] = []
-        results = 0
-        for index, block in enumerate(read_list(content, field)):
-            place = (field, index)
-            if isinstance(block, dict) and block.get("type") == "tool_result":
-                results += 1
-                self._add_result(block, place, images)
-            else:
-                parts.append(_user_part(read_object(block, place), place))
-        parts = images + parts
-        if parts or not results:
-            self._messages.append({"role": "user", "content": content_of(parts)})
-
-    def _add_result(self, block: dict[str, Any], field: Place, images: list[dict[str, Any]]) -> None:
-        call_id = read_text(block.get("tool_use_id"), (field, "tool_use_id"))
-        if call_id not in self._calls:
-            raise InvalidRequestError((field, "tool_use_id"), f"no earlier message calls a tool as {call_id!r}")
-        content = block.get("content")
-        text = content if isinstance(content, str) else ""
-        if content is not None and not isinstance(content, str):
-            texts: list[str] = []
-            for index, part in enumerate(read_list(content, (field, "content"))):
-                place = (field, "content", index)
-                read = _user_part(read_object(part, place), place)
-                if read["type"] == "text":
-                    texts.append(read["text"])
+        has_results = False
+        for block in read_objects(content, "content"):
+            try:
+                if block.get("type") == "tool_result":
+                    has_results = True
+                    self._add_result(block, images)
                 else:
-                    images.append(read)
-            text = "\n".join(texts)
+                    parts.append(_user_part(block))
+            except InvalidRequestError as error:
+                error.within("content", content, block)
+                raise
+        if parts or images or not has_results:
+            self._messages.append({"role": "user", "content": content_of(images + parts)})
+
+    def _add_result(self, block: dict[str, Any], images: list[dict[str, Any]]) -> None:
+        call_id = read_text(block.get("tool_use_id"), "tool_use_id")
+        if call_id not in self._calls:
+            raise InvalidRequestError("tool_use_id", f"no earlier message calls a tool as {call_id!r}")
+        content = block.get("content")
+        text = content if isinstance(content, str) else _result_text(content, images)
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
-    def _add_assistant(self, content: Any, field: Place) -> None:
+    def _add_assistant(self, content: Any) -> None:
         if isinstance(content, str):
             self._messages.append({"role": "assistant", "content": content})
             return
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
-        for index, item in enumerate(read_list(content, field)):
-            place = (field, index)
-            block = read_object(item, place)
-            kind = block.get("type")
-            if kind == "text":
-                texts.append(read_text(block.get("text"), (place, "text")))
-            elif kind == "tool_use":
-                calls.append(self._call(block, place))
-            elif kind == "thinking":
-                thoughts.append(self._thought(block, place))
-            elif kind != "redacted_thinking":
-                raise unsupported(
-                    kind, (place, "type"), "an assistant message has blocks of text, thinking and tool_use"
-                )
+        for block in read_objects(content, "content"):
+            try:
+                kind = block.get("type")
+                if kind == "tool_use":
+                    calls.append(self._call(block))
+                elif kind == "text":
+                    texts.append(read_text(block.get("text"), "text"))
+                elif kind == "thinking":
+                    thoughts.append(self._thought(block))
+                elif kind != "redacted_thinking":
+                    raise unsupported(kind, "type", _ASSISTANT_BLOCKS)
+            except InvalidRequestError as error:
+                error.within("content", content, block)
+                raise
         text = "".join(texts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
         if reasoning := "".join(thoughts):
@@ -159,25 +152,24 @@ class _Conversation:
             message["tool_calls"] = calls
         self._messages.append(message)
 
-    def _call(self, block: dict[str, Any], field: Place) -> dict[str, Any]:
-        call_id = read_text(block.get("id"), (field, "id"))
-        name = read_text(block.get("name"), (field, "name"))
-        arguments = arguments_text(read_object(block.get("input", {}), (field, "input")))
+    def _call(self, block: dict[str, Any]) -> dict[str, Any]:
+        call_id = read_text(block.get("id"), "id")
+        name = read_text(block.get("name"), "name")
+        arguments = arguments_text(read_object(block.get("input", {}), "input"))
         self._calls.add(call_id)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    def _thought(self, block: dict[str, Any], field: Place) -> str:
-        visible = read_text(block.get("thinking"), (field, "thinking"))
+    def _thought(self, block: dict[str, Any]) -> str:
+        visible = read_text(block.get("thinking"), "thinking")
         sealed = opened(block.get("signature")) if self._opens_seals else None
         return visible if sealed is None else sealed
 
 
-def _system_text(system: Any, field: Place) -> str:
+def _system_text(system: Any, field: str) -> str:
     if isinstance(system, str):
         return system
     texts: list[str] = []
-    for index, item in enumerate(read_list(system, field)):
-        block = read_object(item, (field, index))
+    for index, block in enumerate(read_objects(system, field)):
         if block.get("type") != "text":
             raise unsupported(block.get("type"), (field, index, "type"), "system blocks are text")
         text = read_text(block.get("text"), (field, index, "text"))
@@ -186,27 +178,45 @@ def _system_text(system: Any, field: Place) -> str:
     return "".join(texts)
 
 
-def _user_part(block: dict[str, Any], field: Place) -> dict[str, Any]:
+def _result_text(content: Any, images: list[dict[str, Any]]) -> str:
+    """The text of a tool result; its images are put behind ``images``."""
+    if content is None:
+        return ""
+    texts: list[str] = []
+    for block in read_objects(content, "content"):
+        try:
+            part = _user_part(block)
+        except InvalidRequestError as error:
+            error.within("content", content, block)
+            raise
+        if part["type"] == "text":
+            texts.append(part["text"])
+        else:
+            images.append(part)
+    return "\n".join(texts)
+
+
+def _user_part(block: dict[str, Any]) -> dict[str, Any]:
     kind = block.get("type")
     if kind == "text":
-        return text_part(read_text(block.get("text"), (field, "text")))
+        return text_part(read_text(block.get("text"), "text"))
     source = block.get("source")
     if kind == "image":
-        return _image(read_object(source, (field, "source")), (field, "source"))
+        return _image(read_object(source, "source"))
     if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return text_part(read_text(source.get("data"), (field, "source", "data")))
-    raise unsupported(kind, (field, "type"), _USER_BLOCKS)
+        return text_part(read_text(source.get("data"), "source.data"))
+    raise unsupported(kind, "type", _USER_BLOCKS)
 
 
-def _image(source: dict[str, Any], field: Place) -> dict[str, Any]:
+def _image(source: dict[str, Any]) -> dict[str, Any]:
     kind = source.get("type")
     if kind == "url":
-        return image_part(read_text(source.get("url"), (field, "url")))
+        return image_part(read_text(source.get("url"), "source.url"))
     if kind == "base64":
-        media = read_text(source.get("media_type"), (field, "media_type"))
-        content = read_text(source.get("data"), (field, "data"))
+        media = read_text(source.get("media_type"), "source.media_type")
+        content = read_text(source.get("data"), "source.data")
         return image_part(f"data:{media};base64,{content}")
-    raise unsupported(kind, (field, "type"), "images are of type base64 or url")
+    raise unsupported(kind, "source.type", "images are of type base64 or url")
 
 
 def _read_tools(body: Mapping[str, Any], request: ChatRequest) -> None:

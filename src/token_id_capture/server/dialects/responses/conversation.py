@@ -9,9 +9,7 @@ from token_id_capture.builder.content import CUSTOM_INPUT, function_name
 from token_id_capture.server.dialects.chat import ClientTool, History, arguments_text
 from token_id_capture.server.dialects.fields import (
     InvalidRequestError,
-    Place,
-    read_list,
-    read_object,
+    read_objects,
     read_text,
     unsupported,
 )
@@ -42,12 +40,16 @@ class Conversation:
         """
         if body.get("instructions") is not None:
             self._add_system(read_text(body["instructions"], "instructions"))
-        items = body.get("input")
-        if isinstance(items, str):
-            self._messages.append({"role": "user", "content": items})
+        if isinstance(body.get("input"), str):
+            self._messages.append({"role": "user", "content": body["input"]})
         else:
-            for index, item in enumerate(read_list(items, "input")):
-                self._add(read_object(item, ("input", index)), ("input", index))
+            items = read_objects(body.get("input"), "input")
+            for item in items:
+                try:
+                    self._add(item)
+                except InvalidRequestError as error:
+                    error.within("input", items, item)
+                    raise
             self._end_results()
         if not self._messages:
             raise InvalidRequestError("input", "at least one item is required")
@@ -56,39 +58,37 @@ class Conversation:
                 message["content"] = None if "tool_calls" in message else ""
         return self._messages
 
-    def _add(self, item: dict[str, Any], field: Place) -> None:
+    def _add(self, item: dict[str, Any]) -> None:
         kind = item.get("type", "message")
-        if kind == "message":
-            self._add_message(item, field)
-        elif kind == "reasoning":
-            self._add_reasoning(item, field)
-        elif kind == "function_call":
-            self._add_call(item, field, read_text(item.get("arguments"), (field, "arguments")))
-        elif kind == "custom_tool_call":
-            text = read_text(item.get("input"), (field, "input"))
-            self._add_call(item, field, arguments_text({CUSTOM_INPUT: text}))
+        if kind == "function_call":
+            self._add_call(item, read_text(item.get("arguments"), "arguments"))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            self._add_output(item, field)
+            self._add_output(item)
+        elif kind == "message":
+            self._add_message(item)
+        elif kind == "reasoning":
+            self._add_reasoning(item)
+        elif kind == "custom_tool_call":
+            self._add_call(item, arguments_text({CUSTOM_INPUT: read_text(item.get("input"), "input")}))
         elif kind == "item_reference":
-            raise InvalidRequestError((field, "type"), "the gateway keeps no earlier items; send the whole input")
+            raise InvalidRequestError("type", "the gateway keeps no earlier items; send the whole input")
         else:
-            raise unsupported(kind, (field, "type"), _ITEMS)
+            raise unsupported(kind, "type", _ITEMS)
 
-    def _add_message(self, item: dict[str, Any], field: Place) -> None:
+    def _add_message(self, item: dict[str, Any]) -> None:
         role = item.get("role")
-        parts = _parts(item.get("content"), (field, "content"))
+        parts = _parts(item.get("content"), "content")
         if role == "assistant":
             message = self._generation()
-            text = "".join(part["text"] for part in parts if part["type"] == "text")
-            message["content"] = (message["content"] or "") + text
+            message["content"] = (message["content"] or "") + _joined(parts, "")
             return
         self._end_results()
         if role == "user":
             self._messages.append({"role": "user", "content": content_of(parts)})
         elif role in ("system", "developer"):
-            self._add_system("\n".join(part["text"] for part in parts if part["type"] == "text"))
+            self._add_system(_joined(parts, "\n"))
         else:
-            raise unsupported(role, (field, "role"), "roles are user, assistant, system and developer")
+            raise unsupported(role, "role", "roles are user, assistant, system and developer")
 
     def _add_system(self, text: str) -> None:
         """A run of them at the beginning is one message, since many templates take only one."""
@@ -97,8 +97,8 @@ class Conversation:
         else:
             self._messages.append({"role": "system", "content": text})
 
-    def _add_reasoning(self, item: dict[str, Any], field: Place) -> None:
-        text = self._reasoning(item, field)
+    def _add_reasoning(self, item: dict[str, Any]) -> None:
+        text = self._reasoning(item)
         message = self._generation()
         if message["content"] is not None or "tool_calls" in message:
             self._assistant = None  # a model reasons first, so this is the next generation
@@ -106,32 +106,35 @@ class Conversation:
         if text:
             message["reasoning_content"] = message.get("reasoning_content", "") + text
 
-    def _reasoning(self, item: dict[str, Any], field: Place) -> str:
+    def _reasoning(self, item: dict[str, Any]) -> str:
         sealed = opened(item.get("encrypted_content")) if self._opens_seals else None
         if sealed is not None:
             return sealed
         for name in ("content", "summary"):
-            parts = _parts(item[name], (field, name)) if item.get(name) is not None else []
-            if text := "".join(part["text"] for part in parts if part["type"] == "text"):
+            if item.get(name) is not None and (text := _joined(_parts(item[name], name), "")):
                 return text
         return ""
 
-    def _add_call(self, item: dict[str, Any], field: Place, arguments: str) -> None:
-        call_id = read_text(item.get("call_id"), (field, "call_id"))
-        name = read_text(item.get("name"), (field, "name"))
-        namespace = read_text(item["namespace"], (field, "namespace")) if item.get("namespace") is not None else None
+    def _add_call(self, item: dict[str, Any], arguments: str) -> None:
+        call_id = read_text(item.get("call_id"), "call_id")
+        name = read_text(item.get("name"), "name")
+        namespace = read_text(item["namespace"], "namespace") if item.get("namespace") is not None else None
         self._calls.add(call_id)
         function = {"name": function_name(name, namespace), "arguments": arguments}
         calls = self._generation().setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
 
-    def _add_output(self, item: dict[str, Any], field: Place) -> None:
-        call_id = read_text(item.get("call_id"), (field, "call_id"))
+    def _add_output(self, item: dict[str, Any]) -> None:
+        call_id = read_text(item.get("call_id"), "call_id")
         if call_id not in self._calls:
-            raise InvalidRequestError((field, "call_id"), f"no earlier item is a tool call with the id {call_id!r}")
-        parts = _parts(item.get("output"), (field, "output"))
-        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-        self._images.extend(part for part in parts if part["type"] != "text")
+            raise InvalidRequestError("call_id", f"no earlier item is a tool call with the id {call_id!r}")
+        output = item.get("output")
+        if isinstance(output, str):
+            text = output
+        else:
+            parts = _parts(output, "output")
+            text = _joined(parts, "\n")
+            self._images.extend(part for part in parts if part["type"] != "text")
         self._assistant = None
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
@@ -151,20 +154,30 @@ class Conversation:
         return self._assistant
 
 
-def _parts(content: Any, field: Place) -> list[dict[str, Any]]:
+def _parts(content: Any, field: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [text_part(content)]
     parts: list[dict[str, Any]] = []
-    for index, item in enumerate(read_list(content, field)):
-        place = (field, index)
-        part = read_object(item, place)
-        kind = part.get("type")
-        if isinstance(kind, str) and kind in _TEXTS:
-            parts.append(text_part(read_text(part.get("text"), (place, "text"))))
-        elif kind == "refusal":
-            parts.append(text_part(read_text(part.get("refusal"), (place, "refusal"))))
-        elif kind == "input_image":
-            parts.append(image_part(read_text(part.get("image_url"), (place, "image_url"))))
-        else:
-            raise unsupported(kind, (place, "type"), "parts are texts and images")
+    for part in read_objects(content, field):
+        try:
+            parts.append(_part(part))
+        except InvalidRequestError as error:
+            error.within(field, content, part)
+            raise
     return parts
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _TEXTS:
+        return text_part(read_text(part.get("text"), "text"))
+    if kind == "refusal":
+        return text_part(read_text(part.get("refusal"), "refusal"))
+    if kind == "input_image":
+        return image_part(read_text(part.get("image_url"), "image_url"))
+    raise unsupported(kind, "type", "parts are texts and images")
+
+
+def _joined(parts: list[dict[str, Any]], separator: str) -> str:
+    """The texts among ``parts``."""
+    return separator.join(part["text"] for part in parts if part["type"] == "text")
