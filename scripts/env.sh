@@ -6,6 +6,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Tests start hundreds of processes: what each imports is compiled once, not by each of them.
+unset PYTHONDONTWRITEBYTECODE
+
 if [ ! -e .venv ] && [ -n "${VIRTUAL_ENV:-}" ] &&
     "$VIRTUAL_ENV/bin/python" -c "import build, mypy, pytest, ruff, token_id_capture" 2>/dev/null; then
     PATH="$VIRTUAL_ENV/bin:$PATH"
