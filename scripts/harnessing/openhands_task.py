@@ -15,7 +15,7 @@ if __name__ == "__main__":
         llm=LLM(model=model, base_url=base_url, api_key=SecretStr("key"), usage_id="agent"),
         tools=[Tool(name=TerminalTool.name)],
     )
-    conversation = Conversation(agent=agent, workspace=".")
+    conversation = Conversation(agent=agent, workspace=".", max_iteration_per_run=10)
     conversation.send_message(task)
     conversation.run()
     conversation.close()

@@ -160,9 +160,24 @@ def _gemini_environment(place: Place) -> dict[str, str]:
     return {"GOOGLE_GEMINI_BASE_URL": place.base, "GEMINI_API_KEY": "key", "GEMINI_CLI_TRUST_WORKSPACE": "true"}
 
 
+_MINI_STEPS: Final = "agent.step_limit=5"  # it asks again as long as an answer calls no tool
+
+
 def _mini(model: str, path: str = "") -> Callable[[Place, str], list[str]]:
     def prepare(place: Place, task: str) -> list[str]:
-        command = [place.python("mini"), "-m", model, "-t", task, "-y", "--exit-immediately", "-c", "mini.yaml"]
+        command = [
+            place.python("mini"),
+            "-m",
+            model,
+            "-t",
+            task,
+            "-y",
+            "--exit-immediately",
+            "-c",
+            "mini.yaml",
+            "-c",
+            _MINI_STEPS,
+        ]
         api = (f"model.model_kwargs.api_base={place.base}{path}", "model.model_kwargs.api_key=key")
         return [*command, "-c", api[0], "-c", api[1]]
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +29,9 @@ from token_id_capture.testing.engine import PolicyEngine
 from token_id_capture.testing.serving import engine_in_thread
 from token_id_capture.testing.template import Habits
 
-_TASK: Final = "What does notes.txt say, and how many bytes is it?"
+TASK: Final = "What does notes.txt say, and how many bytes is it?"
 _SECONDS: Final = 180
-_ROLLOUT: Final = "task"
+ROLLOUT: Final = "task"
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,10 @@ def run(
     engine = PolicyEngine(ScriptedPolicy(at_length=compaction), max_model_len=2**20, habits=habits, on_call=limit)
     with tempfile.TemporaryDirectory() as folder, engine_in_thread(engine) as upstream:
         database = Path(folder) / "captures.db"
-        place = _place(Path(folder), programs, compaction)
-        with _gateway(upstream, database, history or harness.history) as address:
-            place = replace(place, base=f"{address}/ng-rollout/{_ROLLOUT}/training-token-capture")
-            task = f"{TWO_AGENTS}: {_TASK}" if two_agents else _TASK
-            code, output = _ended(harness.prepare(place, task), place, environment_of(harness, place))
+        place = place_in(Path(folder), programs, compaction)
+        with gateway(upstream, database, history or harness.history) as address:
+            task = f"{TWO_AGENTS}: {TASK}" if two_agents else TASK
+            code, output = ended(harness, place, address, task)
         entries, flags = asyncio.run(_captured(database, compaction))
     problems = list(_problems(code, output, engine, limit, entries, flags))
     # A history that was compacted is a root of its own.
@@ -75,12 +74,11 @@ def run_closed(harness: Harness, programs: Path) -> Result:
     engine = PolicyEngine(ScriptedPolicy())
     with tempfile.TemporaryDirectory() as folder, engine_in_thread(engine) as upstream:
         database = Path(folder) / "captures.db"
-        place = _place(Path(folder), programs, False)
+        place = place_in(Path(folder), programs)
         asyncio.run(_close(database))
-        with _gateway(upstream, database, harness.history) as address:
-            place = replace(place, base=f"{address}/ng-rollout/{_ROLLOUT}/training-token-capture")
+        with gateway(upstream, database, harness.history) as address:
             begun = time.monotonic()
-            code, output = _ended(harness.prepare(place, _TASK), place, environment_of(harness, place))
+            code, output = ended(harness, place, address)
             spent = time.monotonic() - begun
             with urlopen(f"{address}/metrics") as answer:
                 [calls] = re.findall(r'tokcap_calls_total\{outcome="closed".*\} (\d+)', answer.read().decode())
@@ -93,19 +91,23 @@ def run_closed(harness: Harness, programs: Path) -> Result:
 async def _close(database: Path) -> None:
     """Freeze the rollout, which some call must have begun."""
     async with TokenCaptureStore(database) as store:
-        await store.begin_call(_ROLLOUT, "earlier")
-        await store.refuse_call(_ROLLOUT, "earlier")
-        await store.freeze(_ROLLOUT)
+        await store.begin_call(ROLLOUT, "earlier")
+        await store.refuse_call(ROLLOUT, "earlier")
+        await store.freeze(ROLLOUT)
 
 
-def _ended(command: list[str], place: Place, environment: dict[str, str]) -> tuple[int | None, str]:
-    """The exit code of a program, None if it had to be killed, and what it wrote."""
+def ended(
+    harness: Harness, place: Place, gateway: str, task: str = TASK, *, seconds: float = _SECONDS
+) -> tuple[int | None, str]:
+    """Have a harness do a task; its exit code, None if it had to be killed after ``seconds``, and what it wrote."""
+    place = replace(place, base=f"{gateway}/ng-rollout/{ROLLOUT}/training-token-capture")
+    command, environment = harness.prepare(place, task), environment_of(harness, place)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as written:
         process = subprocess.Popen(
             command, cwd=place.workspace, env=environment, stdin=subprocess.DEVNULL, stdout=written, stderr=written
         )
         try:
-            code = process.wait(_SECONDS)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -149,14 +151,14 @@ def _is_root(entry: TokenEntry, entries: tuple[TokenEntry, ...]) -> bool:
 
 async def _captured(database: Path, compaction: bool) -> tuple[tuple[TokenEntry, ...], list[str]]:
     async with TokenCaptureStore(database) as store:
-        entries = await store.read_entries(_ROLLOUT)
+        entries = await store.read_entries(ROLLOUT)
         if not entries:
             return (), ["no call was captured"]
-        detail = await store.describe_rollout(_ROLLOUT)
+        detail = await store.describe_rollout(ROLLOUT)
         flags = [f"flag {flag.reason}: {flag.detail}" for flag in detail.flags]
-        snapshot = await store.freeze(_ROLLOUT)
+        snapshot = await store.freeze(ROLLOUT)
     # What a finished record says of the response whose reward it holds.
-    scored = ScoredAnswer(transcript=({"role": "user", "content": _TASK}, {"role": "assistant", "content": ANSWER}))
+    scored = ScoredAnswer(transcript=({"role": "user", "content": TASK}, {"role": "assistant", "content": ANSWER}))
     build = build_snapshot(snapshot, sequences=Sequences.ALL, scored=scored if compaction else None)
     flags += [f"the rollout is masked: {reason}" for reason in build.reasons if not build.deliverable]
     flags += [
@@ -169,7 +171,8 @@ async def _captured(database: Path, compaction: bool) -> tuple[tuple[TokenEntry,
     return entries, flags + [f"call {it.model_call_id} is open" for it in detail.intents if it.outcome is None]
 
 
-def _place(folder: Path, programs: Path, compacts: bool) -> Place:
+def place_in(folder: Path, programs: Path, compacts: bool = False) -> Place:
+    """A home and a workspace for one task."""
     home, workspace = folder / "home", folder / "workspace"
     home.mkdir()
     workspace.mkdir()
@@ -179,9 +182,10 @@ def _place(folder: Path, programs: Path, compacts: bool) -> Place:
 
 
 @contextmanager
-def _gateway(upstream: str, database: Path, history: str) -> Iterator[str]:
+def gateway(upstream: str, database: Path, history: str, *, more: Sequence[str] = ()) -> Iterator[str]:
+    """``tokcap serve`` in front of an engine; gives its address."""
     tokcap = Path(sys.executable).with_name("tokcap")
-    arguments = ["-u", upstream, "-d", str(database), "--port", "0", "--engine", "vllm", "--model", "policy"]
+    arguments = ["-u", upstream, "-d", str(database), "--port", "0", "--engine", "vllm", "--model", "policy", *more]
     command = [str(tokcap), "serve", *arguments, "--no-check", "--history", history, "--chat-history", history]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stderr is not None

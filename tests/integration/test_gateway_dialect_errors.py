@@ -43,6 +43,7 @@ def bad_bodies() -> dict[str, list[Any]]:
             *anywhere,
             *(responses(input=item) for item in items),
             json.dumps(responses(tools=[{"type": "function", "name": "a", "parameters": nested}])).encode(),
+            json.dumps(responses(metadata=nested)).encode(),
         ],
         GEMINI: [
             *anywhere,
@@ -99,3 +100,12 @@ async def test_a_gemini_path_without_a_model_is_refused_and_one_with_a_colon_is_
     assert gateway.engine.received == []
     assert (await gateway.post("/v1beta/models/qwen3:8b:generateContent", contents())).status == 200
     assert (await gateway.store.read_entries("r1"))[0].translation.client_model == "qwen3:8b"  # type: ignore[union-attr]
+
+
+async def test_a_key_of_the_query_that_no_header_can_carry_is_left_out(gateway: Gateway) -> None:
+    answer_with(gateway, "01-chat")
+    for key, carried in (("%00", []), ("a%0d%0aX-More:%20b", []), ("", []), ("a-key", ["Bearer a-key"])):
+        assert (await gateway.post(f"{GEMINI}?key={key}", contents())).status == 200
+        sent = gateway.engine.received[-1].headers
+        assert [value for name, value in sent if name.lower() == "authorization"] == carried
+    assert await gateway.flags("r1") == []

@@ -84,9 +84,10 @@ class ChatRequest:
         """The body in JSON.
 
         Raises:
-            InvalidRequestError: it is nested too deeply.
+            InvalidRequestError: it is nested too deeply, or what its response has to repeat is.
         """
         try:
+            orjson.dumps({"response": self.echoed})  # so deep it lies in an event
             return orjson.dumps(self.body)
         except orjson.JSONEncodeError as error:
             raise InvalidRequestError("", f"the request is nested too deeply ({error})") from error

@@ -8,6 +8,7 @@ stay the gateway's. What belongs to no captured rollout passes untouched.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,8 @@ _TOKENIZED: Final = ("model", "messages", "tools")
 _DROPPED_PREFIXES: Final = (b"anthropic-", b"openai-", b"x-goog-")
 _OF_THE_BODY: Final = frozenset({b"content-length", b"content-encoding"})
 _DROPPED_HEADERS: Final = _OF_THE_BODY | {b"content-type", b"x-api-key"}
+# What a header can carry, which a percent-encoded key of a query need not be.
+_VISIBLE: Final = re.compile(rb"[\x21-\x7e]+")
 _CHAT_PATHS: Final = frozenset({_CHAT_PATH, "/chat/completions"})
 
 
@@ -209,8 +212,8 @@ def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
         elif low not in _DROPPED_HEADERS and not low.startswith(_DROPPED_PREFIXES):
             kept.append((name, value))
     for part in scope["query_string"].split(b"&"):
-        if part.startswith(b"key="):
-            keys.setdefault(b"key", unquote_to_bytes(part[4:]))
+        if part.startswith(b"key=") and _VISIBLE.fullmatch(key := unquote_to_bytes(part[4:])):
+            keys.setdefault(b"key", key)
     if b"authorization" in keys:
         kept.append((b"authorization", keys[b"authorization"]))
     elif keys:
