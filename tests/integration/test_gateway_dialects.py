@@ -125,6 +125,18 @@ async def test_the_official_clients_read_whole_responses_and_streams(gateway: Ga
     google.close()
 
 
+async def test_a_request_that_comes_in_chunks_is_translated(gateway: Gateway) -> None:
+    async def pieces(body: bytes) -> AsyncIterator[bytes]:
+        yield body[:9]
+        yield body[9:]
+
+    answer_with(gateway, "01-chat")
+    for path, body in calls(streamed=False):
+        async with gateway.session.post(gateway.base() + path, data=pieces(orjson.dumps(body))) as response:
+            assert response.status == 200
+    assert len(await gateway.store.read_entries("r1")) == 3
+
+
 async def test_an_end_is_not_seen_before_the_call_is_stored(gateway: Gateway) -> None:
     answer_with(gateway, "13c-tools-auto-text-and-call-stream")
     for number, (path, body) in enumerate(calls(streamed=True)):

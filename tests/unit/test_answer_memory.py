@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from token_id_capture.provenance import StoredAnswer
 from token_id_capture.server.dialects.chat import History
 from token_id_capture.server.translation.answers import AnswerMemory
@@ -56,3 +58,12 @@ async def test_of_calls_with_one_id_the_newest_that_says_the_same_is_taken() -> 
     messages = [said("f:0", '{"n":1}')]
     assert await AnswerMemory(stored).restore("r", messages, History.EXACT) == 1
     assert messages == [said("f:0", '{"n":   1}')]
+
+
+@pytest.mark.parametrize("function", [None, "look", {}, {"name": "look"}, {"name": "look", "arguments": None}])
+async def test_a_call_that_an_engine_wrote_oddly_changes_nothing(function: Any) -> None:
+    stored = Stored()
+    stored.answers["r"] = [{"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}]
+    messages = [said("c", "{}")]
+    assert await AnswerMemory(stored).restore("r", messages, History.FULL) == 0
+    assert messages == [said("c", "{}")]

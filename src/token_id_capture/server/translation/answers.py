@@ -83,10 +83,7 @@ def _restored(message: _Message, answers: Sequence[Mapping[str, Any]], history: 
         return False
     before = dict(message)
     message["content"] = answer.get("content") or None
-    message["tool_calls"] = [
-        {**sent, "function": {**sent["function"], "arguments": call["function"]["arguments"]}}
-        for sent, call in zip(message["tool_calls"], answer["tool_calls"], strict=True)
-    ]
+    message["tool_calls"] = list(map(_call_as_generated, message["tool_calls"], answer["tool_calls"]))
     said = reasoning_of(answer)
     # Thoughts of white space alone equal those of a client that dropped them, so what it sent is asked first.
     restated = same_reasoning(answer, message) if reasoning_of(message) else history is History.FULL
@@ -94,6 +91,13 @@ def _restored(message: _Message, answers: Sequence[Mapping[str, Any]], history: 
         message.pop("reasoning", None)
         message["reasoning_content"] = said
     return message != before
+
+
+def _call_as_generated(sent: Mapping[str, Any], generated: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(sent["function"])
+    if isinstance(arguments := generated["function"].get("arguments"), str):
+        function["arguments"] = arguments
+    return {**sent, "function": function}
 
 
 def _call_ids(message: Mapping[str, Any]) -> _Ids:
@@ -106,6 +110,7 @@ def _call_ids(message: Mapping[str, Any]) -> _Ids:
 
 
 def _size_of(message: Mapping[str, Any]) -> int:
+    functions = [call.get("function") for call in message["tool_calls"]]
     texts = [message.get("content"), reasoning_of(message)]
-    texts += [call["function"].get("arguments") for call in message["tool_calls"] if "function" in call]
+    texts += [function.get("arguments") for function in functions if isinstance(function, Mapping)]
     return 512 + sum(sys.getsizeof(text) for text in texts)

@@ -39,7 +39,7 @@ _TOKENIZE_PATH: Final = "/tokenize"
 _TOKENIZED: Final = ("model", "messages", "tools")
 # They say how to call the client's own provider, or describe a body that is replaced.
 _DROPPED_PREFIXES: Final = (b"anthropic-", b"openai-", b"x-goog-")
-_OF_THE_BODY: Final = frozenset({b"content-length", b"content-encoding"})
+_OF_THE_BODY: Final = frozenset({b"content-length", b"content-encoding", b"transfer-encoding"})
 _DROPPED_HEADERS: Final = _OF_THE_BODY | {b"content-type", b"x-api-key"}
 # What a header can carry, which a percent-encoded key of a query need not be.
 _VISIBLE: Final = re.compile(rb"[\x21-\x7e]+")
