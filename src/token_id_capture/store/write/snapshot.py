@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import bindparam, delete, insert, literal, select, text, update
 
 from token_id_capture import reasons
-from token_id_capture.errors import RolloutRetiredError, UnknownRolloutError
+from token_id_capture.errors import CorruptCaptureError, RolloutRetiredError, UnknownRolloutError
 from token_id_capture.lifecycle import CALL_FIELDS, Outcome, State
 from token_id_capture.store.outcome_order import NEWEST_FIRST
 from token_id_capture.store.schema import (
@@ -26,7 +26,7 @@ from token_id_capture.store.schema import (
     writers,
 )
 from token_id_capture.store.write.queue import Batch
-from token_id_capture.store.write.statements import Statement, run_all
+from token_id_capture.store.write.statements import RemoteConnection, Statement, run_all
 
 RECORDED_BY_CONSUMERS: Final = (Outcome.DELIVERED, Outcome.MASKED, Outcome.FAILED)
 
@@ -119,6 +119,15 @@ COPY_OPEN_INTENTS = Statement(
         .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
     )
 )
+# By both indexes that lead to a rollout's calls: damage to one leaves the other as it was.
+_COUNT_ROWS: Final = ", ".join(
+    f"(SELECT count(*) FROM {table} INDEXED BY {index} WHERE rollout_id = :rollout)"
+    for table, index in (
+        ("entries", "sqlite_autoindex_entries_1"),
+        ("entries", "entries_by_length"),
+        ("incomplete_flags", "incomplete_flags_by_rollout"),
+    )
+)
 _FORGET_HISTORIES = Statement(delete(call_histories).where(call_histories.c.rollout_id == bindparam("rollout")))
 _INSERT_HEAD = Statement(insert(snapshots))
 _SELECT_OUTCOME = Statement(
@@ -144,6 +153,7 @@ def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
 
     Raises:
         RolloutRetiredError: the rollout was retired.
+        CorruptCaptureError: a damaged index hides a call or a flag of it.
     """
     row = _SELECT_ROLLOUT.row(batch.connection, {"rollout": rollout_id})
     if row is None:
@@ -161,6 +171,7 @@ def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
 
 
 def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> SnapshotHead:
+    _check_indexes(batch, rollout_id, version - 1)
     parameters = {"rollout": rollout_id, "snapshot": snapshot_id, "to_version": version, "now": batch.now}
     connection = batch.connection
     # The copies come before the head, which seals them.
@@ -176,6 +187,22 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
     }
     run_all(connection, (_INSERT_HEAD, _FREEZE_ROLLOUT, _FORGET_HISTORIES), {**parameters, **values})
     return head
+
+
+def _check_indexes(batch: Batch, rollout_id: str, flags: int) -> None:
+    """Look for a call or a flag that a damaged index hides: without it the rollout would pass as complete.
+
+    ``flags`` is how many were set: each has raised the rollout's version by one. A server's pages are its own to check.
+    """
+    if isinstance(batch.connection, RemoteConnection):
+        return
+    one, other, found = batch.connection.execute(f"SELECT {_COUNT_ROWS}", {"rollout": rollout_id}).fetchone()
+    if one != other or found != flags:
+        raise CorruptCaptureError(
+            f"rollout {rollout_id!r} was not frozen: its indexes show {one} and {other} calls, and {found} of {flags} "
+            "flags, so one of them is damaged. Stop the servers and let sqlite3 rebuild the indexes (REINDEX), or "
+            "continue from a backup; tokcap verify finds what else is damaged."
+        )
 
 
 def latest_head(batch: Batch, snapshot_id: str) -> SnapshotHead | None:

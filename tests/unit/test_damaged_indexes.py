@@ -1,0 +1,43 @@
+"""A bit that flips in an index hides a row from every statement that comes by it, and no digest is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from support.call_trees import call
+from token_id_capture.errors import CorruptCaptureError
+from token_id_capture.store import TokenCaptureStore
+
+
+def flip_a_bit(database: Path, index: str) -> None:
+    """In the last key of the index, in the id of its rollout."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    content = bytearray(database.read_bytes())
+    # The cells of a page are filled from its end, so the key that was inserted last comes first.
+    content[content.index(b"rollout-1", (page - 1) * size, page * size)] ^= 1
+    database.write_bytes(content)
+
+
+@pytest.mark.parametrize("index", ["sqlite_autoindex_entries_1", "entries_by_length", "incomplete_flags_by_rollout"])
+async def test_a_rollout_is_not_frozen_while_an_index_hides_a_call_or_a_flag_of_it(tmp_path: Path, index: str) -> None:
+    database = tmp_path / "captures.db"
+    async with TokenCaptureStore(database) as store:
+        for number in range(3):
+            await store.put(call(f"c{number}", [1, 2], [3 + number], rollout_id="rollout-1"))
+        await store.mark_incomplete("rollout-1", reason="call_lost")
+    flip_a_bit(database, index)
+    async with TokenCaptureStore(database) as store:
+        with pytest.raises(CorruptCaptureError, match="'rollout-1' was not frozen: its indexes show"):
+            await store.freeze("rollout-1")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
+        connection.execute("REINDEX")
+    async with TokenCaptureStore(database) as store:
+        snapshot = await store.freeze("rollout-1")
+        assert (len(snapshot.entries), len(snapshot.flags)) == (3, 1)
