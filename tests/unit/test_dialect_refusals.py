@@ -10,7 +10,7 @@ import pytest
 from support.dialect_golden import places, replaced
 from support.dialect_requests import CALL, GEMINI, MESSAGES, RESPONSES, USER, gemini, messages, responses
 from token_id_capture.server.dialects.chat import TranslationOptions
-from token_id_capture.server.dialects.fields import InvalidRequestError
+from token_id_capture.server.dialects.fields import InvalidRequestError, shown
 from token_id_capture.server.dialects.paths import Target
 from token_id_capture.server.dialects.seal import seal
 from token_id_capture.server.dialects.translate import read_json, read_request
@@ -95,6 +95,16 @@ def test_bad_input_names_its_field(target: Target, body: dict[str, Any], field: 
         read_request(target, body, TranslationOptions())
     assert raised.value.field == field
     assert str(raised.value).startswith(f"{field}: ")
+
+
+def test_what_is_wrong_is_shown_in_short() -> None:
+    result = {"type": "tool_result", "tool_use_id": "x" * 100_000}
+    with pytest.raises(InvalidRequestError) as raised:
+        read_request(MESSAGES, messages({"role": "user", "content": [result]}), TranslationOptions())
+    assert "'xxx" in str(raised.value)
+    assert len(str(raised.value)) < 200
+    for value, words in ((1, "1"), (True, "true"), (None, "null"), (0.5, "0.5"), ({}, "an object"), ([], "an array")):
+        assert shown(value) == words
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"a": NaN}', b"[" * 2000, b'{"a":"\\ud800"}'])

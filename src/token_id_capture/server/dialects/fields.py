@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 Place: TypeAlias = "str | int | tuple[Place, ...]"
 """Where something stands in a request, from the outside in. It becomes a path such as ``tools.3.name`` in an error."""
 
-_SHOWN: Final = 60
+_LONGEST_SHOWN: Final = 60
 
 
 class InvalidRequestError(ValueError):
@@ -98,9 +99,19 @@ def read_texts(value: Any, field: Place) -> list[str]:
     return [read_text(item, (field, index)) for index, item in enumerate(read_list(value, field))]
 
 
+def shown(value: Any) -> str:
+    """A value as an error shows it: in short, as it may be of any length."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = repr(value) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
 def unsupported(value: Any, field: Place, known: str) -> InvalidRequestError:
     """The error for a ``type`` or a name that the gateway cannot translate."""
-    return InvalidRequestError(field, f"{_shown(value)} cannot be translated to a chat completion; {known}")
+    return InvalidRequestError(field, f"{shown(value)} cannot be translated to a chat completion; {known}")
 
 
 def _path(place: Place) -> str:
@@ -108,15 +119,4 @@ def _path(place: Place) -> str:
 
 
 def _mismatch(value: Any, field: Place, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(field, f"must be {wanted}, not {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "an array"
-    text = (
-        repr(value) if isinstance(value, str) else {None: "null", True: "true", False: "false"}.get(value, str(value))
-    )
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return InvalidRequestError(field, f"must be {wanted}, not {shown(value)}")

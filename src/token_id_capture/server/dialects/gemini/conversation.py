@@ -14,6 +14,7 @@ from token_id_capture.server.dialects.fields import (
     read_object,
     read_objects,
     read_text,
+    shown,
     unsupported,
 )
 from token_id_capture.server.dialects.parts import content_of, image_part, text_part
@@ -102,7 +103,9 @@ class Conversation:
         while waiting:
             if (call_id := waiting.popleft()) not in self._answered:
                 return call_id
-        raise InvalidRequestError("functionResponse.name", f"no earlier part calls {name!r} and is without a response")
+        raise InvalidRequestError(
+            "functionResponse.name", f"no earlier part calls {shown(name)} and is without a response"
+        )
 
     def _add_model(self, parts: list[dict[str, Any]]) -> None:
         texts: list[str] = []

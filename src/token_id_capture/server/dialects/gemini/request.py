@@ -17,6 +17,7 @@ from token_id_capture.server.dialects.fields import (
     read_object,
     read_text,
     read_texts,
+    shown,
     unsupported,
 )
 from token_id_capture.server.dialects.gemini.conversation import Conversation
@@ -83,7 +84,7 @@ def _read_calling(config: dict[str, Any], request: ChatRequest) -> None:
     allowed = read_texts(calling.get("allowedFunctionNames") or [], (field, "allowedFunctionNames"))
     for index, name in enumerate(allowed):
         if name not in request.tools:
-            raise InvalidRequestError((field, "allowedFunctionNames", index), f"no function has the name {name!r}")
+            raise InvalidRequestError((field, "allowedFunctionNames", index), f"no function has the name {shown(name)}")
     if len(allowed) == 1 and mode == "ANY":
         request.body["tool_choice"] = {"type": "function", "function": {"name": allowed[0]}}
     else:

@@ -29,6 +29,7 @@ from token_id_capture.server.dialects.fields import (
     read_objects,
     read_text,
     read_texts,
+    shown,
     unsupported,
 )
 from token_id_capture.server.dialects.parts import content_of, image_part, text_part
@@ -118,7 +119,7 @@ class _Conversation:
     def _add_result(self, block: dict[str, Any], images: list[dict[str, Any]]) -> None:
         call_id = read_text(block.get("tool_use_id"), "tool_use_id")
         if call_id not in self._calls:
-            raise InvalidRequestError("tool_use_id", f"no earlier message calls a tool as {call_id!r}")
+            raise InvalidRequestError("tool_use_id", f"no earlier message calls a tool as {shown(call_id)}")
         content = block.get("content")
         text = content if isinstance(content, str) else _result_text(content, images)
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
@@ -250,7 +251,7 @@ def _read_choice(choice: dict[str, Any], request: ChatRequest) -> None:
     if kind == "tool":
         name = read_text(choice.get("name"), "tool_choice.name")
         if name not in request.tools:
-            raise InvalidRequestError("tool_choice.name", f"no tool has the name {name!r}")
+            raise InvalidRequestError("tool_choice.name", f"no tool has the name {shown(name)}")
         chat["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif not isinstance(kind, str) or kind not in _CHOICES:
         raise unsupported(kind, "tool_choice.type", "types are auto, any, tool and none")

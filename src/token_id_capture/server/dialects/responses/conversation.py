@@ -11,6 +11,7 @@ from token_id_capture.server.dialects.fields import (
     InvalidRequestError,
     read_objects,
     read_text,
+    shown,
     unsupported,
 )
 from token_id_capture.server.dialects.parts import content_of, image_part, text_part
@@ -127,7 +128,7 @@ class Conversation:
     def _add_output(self, item: dict[str, Any]) -> None:
         call_id = read_text(item.get("call_id"), "call_id")
         if call_id not in self._calls:
-            raise InvalidRequestError("call_id", f"no earlier item is a tool call with the id {call_id!r}")
+            raise InvalidRequestError("call_id", f"no earlier item is a tool call with the id {shown(call_id)}")
         output = item.get("output")
         if isinstance(output, str):
             text = output

@@ -16,6 +16,7 @@ from token_id_capture.server.dialects.fields import (
     read_list,
     read_object,
     read_text,
+    shown,
 )
 
 # Tools that OpenAI's servers run themselves. Codex offers web_search in every request, so refusing is not an option.
@@ -52,7 +53,9 @@ def _read_tool(
         request.left_out.append(f"tool {kind}")
         return
     if kind not in ("function", "custom"):
-        raise InvalidRequestError((field, "type"), f"a tool of type {kind!r} cannot be offered in a chat completion")
+        raise InvalidRequestError(
+            (field, "type"), f"a tool of type {shown(kind)} cannot be offered in a chat completion"
+        )
     name = read_text(tool.get("name"), (field, "name"))
     described: dict[str, Any] = {"name": function_name(name, namespace)}
     request.tools[described["name"]] = ClientTool(name, namespace, custom=kind == "custom")
@@ -91,7 +94,7 @@ def read_tool_choice(body: Mapping[str, Any], request: ChatRequest) -> None:
         return
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
-            raise InvalidRequestError("tool_choice", f"{choice!r} is unknown; choices are auto, none and required")
+            raise InvalidRequestError("tool_choice", f"{shown(choice)} is unknown; choices are auto, none and required")
         if request.tools:
             chat["tool_choice"] = choice
         return
@@ -102,7 +105,7 @@ def read_tool_choice(body: Mapping[str, Any], request: ChatRequest) -> None:
     name = read_text(named.get("name"), "tool_choice.name")
     known = [function for function, tool in request.tools.items() if tool.name == name]
     if not known:
-        raise InvalidRequestError("tool_choice.name", f"no tool has the name {name!r}")
+        raise InvalidRequestError("tool_choice.name", f"no tool has the name {shown(name)}")
     chat["tool_choice"] = {"type": "function", "function": {"name": known[0]}}
 
 
