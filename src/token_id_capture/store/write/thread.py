@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,11 +105,13 @@ class WriterThread(ABC):
         """Finish what waits, then end. Idempotent."""
         self.end()
         if self._thread.ident is not None:
-            try:
-                await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-            except RuntimeError:
-                # The interpreter ends, and starts no thread any more; nobody else waits for this loop then.
-                self._thread.join()
+            # Where the interpreter ends, no thread starts any more, and nobody else waits for this loop. Not the loop's
+            # own executor: asyncio.run would start a thread to shut that down, and fail.
+            joining = ThreadPoolExecutor(1)
+            with contextlib.suppress(RuntimeError):
+                await asyncio.get_running_loop().run_in_executor(joining, self._thread.join)
+            joining.shutdown(wait=False)
+            self._thread.join()
 
     @abstractmethod
     def _run(self) -> None:
