@@ -10,13 +10,14 @@ _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | r
 
 
 def main() -> None:
-    """Write each titled block under its title, and all commands but those that install into commands.sh."""
+    """Write each titled block under its title, and all commands into commands.sh; those that install, if they are needed."""
     page, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    installed = "--installed" in sys.argv
     commands = []
     for language, title, text in _BLOCK.findall(page.read_text("utf-8")):
         if title:
             (folder / title).write_text(text, "utf-8")
-        elif language == "sh" and "pip install" not in text:
+        elif language == "sh" and not (installed and "pip install" in text):
             commands.append(text)
     (folder / "commands.sh").write_text("".join(commands), "utf-8")
 
