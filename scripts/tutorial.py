@@ -10,7 +10,7 @@ _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | r
 
 
 def main() -> None:
-    """Write each titled block under its title, and all commands into commands.sh; those that install, if they are needed."""
+    """Write each titled block under its title, and the commands into commands.sh."""
     page, folder = Path(sys.argv[1]), Path(sys.argv[2])
     installed = "--installed" in sys.argv
     commands = []
