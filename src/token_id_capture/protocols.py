@@ -190,7 +190,7 @@ class OutcomeRecorder(Protocol):
         reason: str = "",
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append a outcome: ``delivered``, ``masked`` or ``failed``. It outlives the snapshot.
+        """Append an outcome: ``delivered``, ``masked`` or ``failed``. It outlives the snapshot.
 
         The latest outcome on the newest version counts: one that comes late, on an older version,
         neither lets the rollout be dropped nor keeps it.

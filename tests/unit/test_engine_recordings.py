@@ -253,7 +253,7 @@ async def test_what_litellm_makes_of_vllms_response_is_captured_as_far_as_it_pas
 
 
 class ShoutingEngine(VllmEngine):
-    """A engine adapter from outside: a server that names the ids in its own way."""
+    """An engine adapter from outside: a server that names the ids in its own way."""
 
     def reader(self, endpoint: Endpoint, body: Mapping[str, Any]) -> DeltaReader:
         """Reads ``TOKENS``."""
@@ -298,7 +298,7 @@ class RaisingAtTheEnd(RaisingReader):
 
 
 class RaisingEngine(VllmEngine):
-    """A engine adapter with a mistake in one of its members."""
+    """An engine adapter with a mistake in one of its members."""
 
     def __init__(self, member: str) -> None:
         setattr(self, member, self._fail)
@@ -308,7 +308,7 @@ class RaisingEngine(VllmEngine):
 
 
 class EngineWithReader(VllmEngine):
-    """A engine adapter with another reader."""
+    """An engine adapter with another reader."""
 
     def __init__(self, reader: Callable[[], DeltaReader]) -> None:
         self.reader = lambda endpoint, body: reader()  # type: ignore[method-assign]
@@ -344,7 +344,7 @@ async def test_a_adapter_that_raises_costs_the_capture_and_not_the_call(name: st
         return  # of a call that is not streamed nobody asks
     recording = CALLS["vllm-0.32.0"][name]
     for cut in (lambda payload: [payload], bytewise):
-        # What such a engine adapter would add is part of what the client asks for here.
+        # What such an engine adapter would add is part of what the client asks for here.
         done = await replay(recording, engine, cut=cut, request=recording.sent)
         assert done.marks == ("capture_failed: RuntimeError: a mistake",)
         assert (done.entries, done.open, done.response.status, done.response.whole) == ((), True, 200, True)

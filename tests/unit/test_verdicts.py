@@ -21,7 +21,7 @@ from token_id_capture.store.read.evidence import read_evidence
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[TokenCaptureStore]:
-    """Two rollouts, each frozen, marked and frozen again; then a outcome on the new state, then one on the old."""
+    """Two rollouts, each frozen, marked and frozen again; then an outcome on the new state, then one on the old."""
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await judge(store, "masked", "masked", "delivered")
         await judge(store, "delivered", "delivered", "masked")

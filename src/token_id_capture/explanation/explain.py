@@ -125,7 +125,7 @@ def _headline(rollout: StoredRollout, build: Build) -> str:
     if rollout.state == State.OPEN:
         return f"It is open. Frozen now, it would be {fate}."
     if latest is None:
-        return f"It is frozen, and nobody has recorded a outcome. Built now, it would be {fate}."
+        return f"It is frozen, and nobody has recorded an outcome. Built now, it would be {fate}."
     if latest.outcome == Outcome.DELIVERED and build.deliverable:
         return f"It was delivered, and is {fate}."
     return f"It is frozen. The latest outcome is: {_outcome(latest)}."
@@ -214,7 +214,7 @@ def _with_divergences(rollout: StoredRollout, code: str, tree: CallTree, decode:
 
 
 def _recorded_findings(recorded: BuildOutcome) -> Iterator[Finding]:
-    """What a outcome says by itself, for where the captures cannot be asked any more."""
+    """What an outcome says by itself, for where the captures cannot be asked any more."""
     first = [recorded.reason] if recorded.reason else []
     details: dict[str, str] = {}
     for reason in (*first, *recorded.all_reasons):

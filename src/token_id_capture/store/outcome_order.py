@@ -1,6 +1,6 @@
 """Which of the outcomes on a rollout counts, in words of SQL.
 
-A outcome is about one version of a snapshot, and one on a newer version counts more, whenever it was
+An outcome is about one version of a snapshot, and one on a newer version counts more, whenever it was
 recorded: what a slow consumer says of the state before a mark takes back nothing that was said of
 the state after it. Of the outcomes on one version the last counts.
 """

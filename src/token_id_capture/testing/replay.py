@@ -1,4 +1,4 @@
-"""Recorded traffic of an engine through the real gateway, to try a engine adapter for ``--engine``.
+"""Recorded traffic of an engine through the real gateway, to try an engine adapter for ``--engine``.
 
 Record what your engine answers to the requests that your engine adapter makes of them, one call in
 ``NAME.request.json`` with ``method``, ``path`` and ``body``, and ``NAME.response.json`` with ``status``,

@@ -41,7 +41,7 @@ def _judge_calls(health: Health, diagnosis: Diagnosis) -> None:
     by_fate: dict[str, list[OpenCall]] = {}
     for call in health.open_calls:
         by_fate.setdefault(call.fate, []).append(call)
-    # With a outcome on its rollout, somebody has dealt with the loss.
+    # With an outcome on its rollout, somebody has dealt with the loss.
     lost = [call for call in by_fate.get("lost", []) if call.outcome is None]
     if lost:
         processes = {(call.pid, call.host) for call in lost}

@@ -5,9 +5,9 @@ compares counts, and stores. ``engines/__init__.py`` says how one is chosen; a c
 package that keeps the protocol ``Engine`` can be chosen too, and ``token_id_capture.testing.replay``
 tries it on recorded traffic.
 
-A engine adapter only finds things. It need not check them: arrays that are missing, too short or of the
+An engine adapter only finds things. It need not check them: arrays that are missing, too short or of the
 wrong type are refused later, for all engines alike. What only the engine adapter can see goes into
-``ChoiceTokens.problem``. Nothing that an engine sends may make a engine adapter raise.
+``ChoiceTokens.problem``. Nothing that an engine sends may make an engine adapter raise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Forget what is old: tombstones, the audit trail of what is gone, and, if asked, kept evidence.
 
-Rollouts that are open, or frozen without a outcome, are never touched, however old they are.
+Rollouts that are open, or frozen without an outcome, are never touched, however old they are.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def latest_outcome(batch: Batch, snapshot_id: str) -> Outcome | None:
 
 
 def record_outcome(batch: Batch, outcome: NewOutcome) -> None:
-    """Append a outcome, unless it repeats the latest one on this version.
+    """Append an outcome, unless it repeats the latest one on this version.
 
     Raises:
         UnknownRolloutError: no snapshot has this id and version.
@@ -234,7 +234,7 @@ def record_outcome(batch: Batch, outcome: NewOutcome) -> None:
 
 
 def append_outcome(batch: Batch, rollout_id: str, outcome: NewOutcome) -> None:
-    """Append a outcome as it is."""
+    """Append an outcome as it is."""
     values = {
         "snapshot_id": outcome.snapshot_id,
         "version": outcome.version,
