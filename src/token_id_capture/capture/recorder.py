@@ -207,8 +207,8 @@ def _text(value: object) -> str | None:
 
 def _unusable(entry: TokenEntry) -> tuple[str, str] | None:
     """The reason, and the particulars, why the log probabilities are none to train on."""
-    log_probs = entry.generation_log_probs.tolist()
-    lowest, highest = min(log_probs, default=0.0), max(log_probs, default=0.0)
+    log_probs = entry.generation_log_probs.tolist() or [0.0]
+    lowest, highest = min(log_probs), max(log_probs)
     if lowest <= LOG_PROB_PLACEHOLDER_LIMIT:
         return reasons.LOG_PROB_PLACEHOLDER, f"log probability {log_probs.index(lowest)} is {lowest}"
     if highest > HIGHEST_LOG_PROB:

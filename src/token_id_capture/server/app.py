@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.errors import ConfigurationError, ReplacedDatabaseError
 from token_id_capture.protocols import TokenSink, offers
@@ -28,7 +28,7 @@ from token_id_capture.server.http.monitor import Monitor, Watcher
 from token_id_capture.server.http.readiness import Readiness
 from token_id_capture.server.http.upstream import Upstream
 from token_id_capture.server.http.weights import WeightVersions
-from token_id_capture.server.middleware import TokenCaptureMiddleware
+from token_id_capture.server.middleware import ROLLOUT_PREFIX, TokenCaptureMiddleware
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.translation.answers import answer_memory
 from token_id_capture.server.translation.inline_system import InlineSystemProbe
@@ -92,7 +92,7 @@ def create_app(
     captured = TokenCaptureMiddleware(counted, sink=observed)
     shared = SharedList(shared_upstreams)
     admin = UpstreamRoutes(connections, shared, named, may_change=operator_key is not None)
-    app: ASGIApp = Router(
+    app: ASGIApp = _CallsFirst(
         [*Operations(Readiness(sink, connections.reach), metrics, sink, weights).routes(), admin.route()],
         # Not a Mount, which would take the first slash off the path that is passed on.
         default=captured,
@@ -155,6 +155,16 @@ def _guarded(app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics, k
     if keys.operator is not None:
         keyed[ADMIN] = ApiKeyMiddleware(operated, keys.operator, metrics)
     return KeyedPathsMiddleware(app, keyed)
+
+
+class _CallsFirst(Router):
+    """Spares calls of rollouts the look at each route of the gateway's own."""
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{ROLLOUT_PREFIX}/"):
+            await self.default(scope, receive, send)
+        else:
+            await super().app(scope, receive, send)
 
 
 class _Opens(Protocol):

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
 
 from token_id_capture import reasons
 from token_id_capture.capture.recorder import CallRecorder
@@ -28,7 +27,6 @@ from token_id_capture.server.engines.base import Endpoint, Engine, TokenizesProm
 from token_id_capture.server.http.client import Client, ClientGoneError, HangUpLimit
 from token_id_capture.server.http.exchange import Exchanges, Response, header, is_refusal, redirection
 from token_id_capture.server.http.upstream import RawHeaders, UpstreamError
-from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.prompt_ids import add_prompt_ids
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.stream import StreamedResponse
@@ -59,7 +57,7 @@ class CapturedCall:
         upstream: Exchanges,
         settings: GatewaySettings,
         known: KnownTexts,
-        weights: WeightVersions | None = None,
+        stamp: Callable[[], str | None] | None = None,
     ) -> None:
         self._client = client
         self._body = body
@@ -70,7 +68,6 @@ class CapturedCall:
         self._recorder = recorder
         self._plan: Plan | None = None
         self._bodies = BodyReader(known if reads_packed_arrays(engine) else None, recorder.context.rollout_id)
-        stamp = None if weights is None else weights.of_call(Headers(scope=client.scope))
         self._request = CapturedRequest.of(body.members, settings.log_probs_mode, stamp)
         self._reader = engine.reader(body.endpoint, body.asked)
         hide_usage = body.streams and not body.asks_usage

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from token_id_capture import reasons
 from token_id_capture.capture.recorder import CallRecorder, recorder_in
 from token_id_capture.errors import RolloutFrozenError, RolloutRetiredError
+from token_id_capture.lifecycle import CallOrigin
 from token_id_capture.server.call import CapturedCall
 from token_id_capture.server.continuity.continuer import Continuer
 from token_id_capture.server.continuity.plan import Plan
@@ -28,7 +27,7 @@ from token_id_capture.server.http.upstream import UpstreamError
 from token_id_capture.server.http.weights import WeightVersions
 from token_id_capture.server.settings import GatewaySettings
 from token_id_capture.server.wire.endpoints import Kind, kind_of
-from token_id_capture.server.wire.origin import session_headers
+from token_id_capture.server.wire.origin import header_texts, session_headers
 from token_id_capture.server.wire.prompt_cache import KnownTexts
 from token_id_capture.server.wire.request import CallBody
 
@@ -124,9 +123,10 @@ class Gateway:
 
     async def _captured_call(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
         """The call of a captured endpoint, begun; None if it was answered already."""
-        session = session_headers(Headers(scope=client.scope), self._settings.session_headers)
+        headers = header_texts(client.scope["headers"])
+        session = session_headers(headers, self._settings.session_headers)
         try:
-            call = self._prepared(client, raw, recorder)
+            call = self._prepared(client, raw, recorder, self._weights.of_call(headers))
         except Exception as error:
             # A mistake in an engine adapter costs the capture of a call, never the call.
             _logger.exception("the engine adapter failed")
@@ -135,7 +135,8 @@ class Gateway:
             # The engine's own error is the answer. Should it be none, the call was not captured.
             unread = _Outcome(recorder, "a body that cannot be read here")
         offers_tools = None if call is None else call.offers_tools
-        recorder.context.origin = replace(recorder.context.origin, session_headers=session, offers_tools=offers_tools)
+        told = recorder.context.origin
+        recorder.context.origin = CallOrigin(told.agent, told.parent_agent, told.purpose, offers_tools, session)
         # Whatever the body is: what the gateway cannot read the engine may, and generate.
         begin = self._begun(client, recorder)
         plan: Plan | None = None
@@ -153,7 +154,9 @@ class Gateway:
             call.follow(plan, raw)
         return call
 
-    def _prepared(self, client: Client, raw: bytes, recorder: CallRecorder) -> CapturedCall | None:
+    def _prepared(
+        self, client: Client, raw: bytes, recorder: CallRecorder, stamp: Callable[[], str | None]
+    ) -> CapturedCall | None:
         """The call as the engine is to be asked; None if the body cannot be read."""
         body = CallBody.parse(self._engine.paths[client.scope["path"]], raw)
         if body is None:
@@ -172,7 +175,7 @@ class Gateway:
             upstream=self._upstream,
             settings=self._settings,
             known=self._known,
-            weights=self._weights,
+            stamp=stamp,
         )
 
     async def _begun(self, client: Client, recorder: CallRecorder) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import uuid4
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from token_id_capture.capture.context import CaptureContext, reset_token_sink, set_token_sink
@@ -20,7 +19,7 @@ from token_id_capture.capture.recorder import SCOPE_KEY, CallRecorder
 from token_id_capture.protocols import TokenSink, installed_token_sink, mark_of
 from token_id_capture.records import validate_agent, validate_rollout_id
 from token_id_capture.server.http.errors import refuse_websocket, send_error, wants_websocket
-from token_id_capture.server.wire.origin import StartedSessions, call_origin
+from token_id_capture.server.wire.origin import StartedSessions, call_origin, header_texts
 
 ROLLOUT_PREFIX: Final = "/ng-rollout"
 CAPTURE_SEGMENT: Final = "/training-token-capture"
@@ -64,7 +63,7 @@ class TokenCaptureMiddleware:
             scope = dict(scope, path=tag.path, raw_path=tag.raw_path)
             sink = self._sink if self._sink is not None else installed_token_sink()
             if tag.captured and sink is not None:
-                origin = call_origin(Headers(scope=scope), tag.agent, self._started)
+                origin = call_origin(header_texts(scope["headers"]), tag.agent, self._started)
                 context = CaptureContext(tag.rollout_id, uuid4().hex, sink, origin=origin)
                 scope[SCOPE_KEY] = CallRecorder(context)
         if context is not None and wants_websocket(scope):

@@ -162,7 +162,7 @@ class Continuer:
 
     async def plan(self, body: Mapping[str, Any], rollout_id: str, scope: Scope) -> Plan:
         """What to send for the chat ``body``, whose ASGI scope is ``scope``. Never raises an ``Exception``."""
-        with self._metrics.timed_continuity():
+        with self._metrics.continuity_seconds.time():
             plan = await self._without_doubt(body, rollout_id, scope)
         return replace(plan, count=self._count)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -23,7 +22,9 @@ async def send_error(
 
 def wants_websocket(scope: Scope) -> bool:
     """Whether this is a websocket handshake, also where the server cannot speak the protocol."""
-    return scope["type"] == "websocket" or Headers(scope=scope).get("upgrade", "").lower() == "websocket"
+    return scope["type"] == "websocket" or any(
+        name.lower() == b"upgrade" and value.lower() == b"websocket" for name, value in scope["headers"]
+    )
 
 
 async def refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from time import perf_counter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -104,24 +102,6 @@ class GatewayMetrics:
     def count_continuity(self, outcome: str) -> None:
         """Count a captured call by how its prompt was made."""
         self._continuity.labels(outcome).inc()
-
-    @contextmanager
-    def timed_put(self) -> Iterator[None]:
-        """Observe how long the block takes, however it ends."""
-        begun = perf_counter()
-        try:
-            yield
-        finally:
-            self.put_seconds.observe(perf_counter() - begun)
-
-    @contextmanager
-    def timed_continuity(self) -> Iterator[None]:
-        """Observe how long deciding on a prompt takes."""
-        begun = perf_counter()
-        try:
-            yield
-        finally:
-            self.continuity_seconds.observe(perf_counter() - begun)
 
     def render(self, wal_bytes: int | None) -> bytes:
         """All numbers as text; ``wal_bytes`` is of the file, not of a process, and so is told each time.

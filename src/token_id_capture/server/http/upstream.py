@@ -41,6 +41,8 @@ _HOP_BY_HOP: Final = frozenset(
 _REPLACED_IN_REQUESTS: Final = frozenset({b"host", b"content-length", b"expect", b"x-tokcap-weight-version"})
 # The headers in which clients of OpenAI's, Anthropic's and Google's interfaces send their key.
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
+_WRITTEN_AT_ONCE: Final = 65_536
+"""Bytes of a body. A longer one goes as a file, which aiohttp writes by so many and drops once it is sent."""
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 # uvicorn, and so vLLM, closes a connection after five idle seconds. Reusing one that is just being
@@ -122,6 +124,8 @@ class Upstream:
         self._base = self._name.rstrip("/")
         self._keep_alive = keep_alive
         self._api_key = api_key
+        self._replaced = _REPLACED_IN_REQUESTS | (frozenset() if api_key is None else _CREDENTIALS)
+        self._replaced_if_plain = self._replaced | {b"accept-encoding"}
         self._read_timeout = read_timeout
         self._longest_silence = connect_timeout + read_timeout
         self._timeout = aiohttp.ClientTimeout(
@@ -142,10 +146,7 @@ class Upstream:
             UpstreamError: no response arrived.
         """
         target = _url(self._base + _target(scope))
-        replaced = _REPLACED_IN_REQUESTS | ({b"accept-encoding"} if plain else frozenset())
-        if self._api_key is not None:
-            replaced |= _CREDENTIALS
-        headers = _text_headers(end_to_end(scope["headers"], replaced))
+        headers = _text_headers(end_to_end(scope["headers"], self._replaced_if_plain if plain else self._replaced))
         if plain:
             headers.append(("Accept-Encoding", "identity"))
         if self._api_key is not None:
@@ -157,7 +158,7 @@ class Upstream:
                     scope["method"],
                     target,
                     headers=headers,
-                    data=BytesIO(body) if body else None,
+                    data=BytesIO(body) if len(body) > _WRITTEN_AT_ONCE else body or None,
                     allow_redirects=False,
                 )
         except (aiohttp.ClientError, OSError) as error:
@@ -233,9 +234,12 @@ def parse_upstream(url: str) -> URL:
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]], also: frozenset[bytes] = frozenset()) -> RawHeaders:
     """The headers without those that speak of one connection, and without ``also``."""
-    listed = [(name.lower(), name, value) for name, value in headers]
-    named = {token.strip().lower() for low, _, value in listed if low == b"connection" for token in value.split(b",")}
-    return [(name, value) for low, name, value in listed if not (low in _HOP_BY_HOP or low in named or low in also)]
+    headers = [*headers]
+    dropped = _HOP_BY_HOP | also
+    for name, value in headers:
+        if name.lower() == b"connection":
+            dropped |= {token.strip().lower() for token in value.split(b",")}
+    return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 
 @lru_cache(maxsize=64)

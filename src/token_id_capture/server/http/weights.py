@@ -7,11 +7,10 @@ knows which of its tokens came from which weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -69,8 +68,8 @@ class WeightVersions:
     def __init__(self, sink: TokenSink | None) -> None:
         self._stamp: Stamp = sink.weights if offers(sink, StampedWeights) else _OwnStamp()
 
-    def of_call(self, headers: Headers) -> Callable[[], str | None]:
-        """The stamp of a call that begins now, to be asked when it has ended."""
+    def of_call(self, headers: Mapping[str, str]) -> Callable[[], str | None]:
+        """The stamp of a call with these headers that begins now, to be asked when it has ended."""
         told = headers.get(HEADER, "").strip()[:LONGEST]
         if told:
             return lambda: told

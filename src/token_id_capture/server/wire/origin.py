@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
-from starlette.datastructures import Headers
 
 from token_id_capture.lifecycle import MAIN_AGENT, CallOrigin, Purpose
 from token_id_capture.recent import Newest
@@ -44,7 +43,7 @@ class StartedSessions:
         return starter if starter in self._started else MAIN_AGENT
 
 
-def call_origin(headers: Headers, named: str | None, started: StartedSessions) -> CallOrigin:
+def call_origin(headers: Mapping[str, str], named: str | None, started: StartedSessions) -> CallOrigin:
     """The origin that the headers tell. ``named`` is the agent that the path names, else None.
 
     A harness below a named agent's path is that agent, and its sub-agents are that agent's.
@@ -59,17 +58,17 @@ def call_origin(headers: Headers, named: str | None, started: StartedSessions) -
     return CallOrigin(agent, parent, purpose)
 
 
-def session_headers(headers: Headers, kept: Iterable[str]) -> dict[str, str] | None:
-    """Those of the headers that are kept, the first of each name; None without any."""
-    wanted = frozenset(kept)
-    session: dict[str, str] = {}
-    for name, value in headers.items():
-        if name in wanted:
-            session.setdefault(name, value)
-    return session or None
+def header_texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers of an ASGI scope by their names in lower case, the first of each name."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reversed([*headers])}
 
 
-def _told(headers: Headers, started: StartedSessions) -> tuple[str | None, str | None, Purpose | None]:
+def session_headers(headers: Mapping[str, str], kept: Iterable[str]) -> dict[str, str] | None:
+    """Those of the headers that are kept; None without any."""
+    return {name: headers[name] for name in kept if name in headers} or None
+
+
+def _told(headers: Mapping[str, str], started: StartedSessions) -> tuple[str | None, str | None, Purpose | None]:
     """Agent, parent and purpose; of the harnesses that are known, the first that shows."""
     if "x-claude-code-session-id" in headers or "x-claude-code-agent-id" in headers:
         return _agent(headers, "x-claude-code-agent-id", "x-claude-code-parent-agent-id", None)
@@ -94,7 +93,7 @@ def _told(headers: Headers, started: StartedSessions) -> tuple[str | None, str |
 
 
 def _agent(
-    headers: Headers, agent_header: str, parent_header: str, main: str | None, purpose: Purpose | None = None
+    headers: Mapping[str, str], agent_header: str, parent_header: str, main: str | None, purpose: Purpose | None = None
 ) -> tuple[str | None, str | None, Purpose | None]:
     agent, parent = headers.get(agent_header, MAIN_AGENT), headers.get(parent_header, MAIN_AGENT)
     if not (0 < len(agent) <= AGENT_MAX_LENGTH and 0 < len(parent) <= AGENT_MAX_LENGTH):
@@ -102,7 +101,7 @@ def _agent(
     return agent, MAIN_AGENT if parent == main else parent, purpose
 
 
-def _codex_turn(headers: Headers) -> Mapping[str, Any]:
+def _codex_turn(headers: Mapping[str, str]) -> Mapping[str, Any]:
     """What Codex says of the turn. It also holds paths and commits of the user's, which are not kept."""
     try:
         turn = orjson.loads(headers.get(_CODEX_METADATA, "{}"))
