@@ -46,7 +46,7 @@ def cut(first: float, last: float) -> Slots:
 
 def short_number(value: float) -> str:
     """``950``, ``1.2k``, ``30M``."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:g}"

@@ -29,7 +29,7 @@ function append(parent, children) {
 const find = (id) => document.getElementById(id);
 const format = new Intl.NumberFormat("en");
 const count = (number, one, many = `${one}s`) => `${format.format(number)} ${number === 1 ? one : many}`;
-const short = (number) => (number < 10000 ? format.format(Math.round(number)) : new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(number));
+const short = (number) => (number < 10000 ? format.format(Math.round(number)) : new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(number).replace("K", "k"));
 const words = (name) => name.replaceAll("_", " ");
 
 function percent(fraction) {

@@ -140,7 +140,7 @@ class Outline {
     return el("div", { class: `row ${what}`, title: `Call ${intent.model_call_id}: begun ${when(intent.begun_at)} UTC by process ${intent.writer_pid} on ${intent.writer_host}. ${intent.detail}` },
       el("svg", { class: "graph", width: 9 + this.lanes.lanes * LANE, height: ROW }, el("circle", { class: "node lost", cx: 9, cy: ROW / 2, r: 4.5 })),
       el("b", {}, "–"),
-      el("span", { class: "who" }, el("span", { class: what === "running" ? "running" : "bad" }, what), ` ${intent.origin.agent ?? ""} ${intent.model_call_id.slice(0, 10)}`),
+      el("span", { class: "who" }, el("span", { class: what === "running" ? "running" : "bad" }, what), ` ${intent.origin.agent ?? ""} ${intent.model_call_id}`),
       el("span", { class: "size" }),
       this.bar(intent.begun_at, this.rollout.state === "open" && !intent.outcome ? this.end : intent.begun_at, "lost"));
   }
