@@ -163,16 +163,9 @@ class _Packed(Sequence[_Number]):
 
     def common_prefix_length(self, other: Self) -> int:
         """The number of leading items in which the two agree."""
-        low, high = 0, min(self._length, other._length)
-        if self[:high] == other[:high]:
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self[low:middle] == other[low:middle]:
-                low = middle
-            else:
-                high = middle
-        return low
+        shorter = min(self._length, other._length) * self.itemsize
+        self._settle()
+        return common_start(self._base, other._bytes()[:shorter], self._start) // self.itemsize
 
     def __len__(self) -> int:
         return self._length
@@ -304,6 +297,24 @@ class LogProbs(_Packed[float]):
                 if not math.isfinite(value):
                     raise InvalidEntryError(f"log probability {position} is {value}, which is not a finite number")
         return packed
+
+
+def common_start(text: bytes, other: bytes | memoryview[Any], start: int = 0) -> int:
+    """How many bytes of ``text`` from ``start`` on are those of ``other``.
+
+    Halving compares whole runs, which is faster than byte by byte.
+    """
+    run = memoryview(other)[: len(text) - start]
+    if text.startswith(run, start):
+        return len(run)
+    low, high = 0, len(run)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if text.startswith(run[low:middle], start + low):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _listed(values: Iterable[Any]) -> list[Any]:

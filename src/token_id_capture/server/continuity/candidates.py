@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from token_id_capture import reasons
+from token_id_capture.protocols import RemembersHistories
 from token_id_capture.provenance import HistoryLink, KnownCall
 from token_id_capture.server.continuity.canonical import Answer, History, NotTextError, UnreadableHistoryError
 from token_id_capture.server.wire.response import EngineChoice
@@ -19,6 +20,20 @@ class NotContinuedError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+async def known_calls(memory: RemembersHistories, rollout_id: str, history: History) -> list[KnownCall]:
+    """The calls that gave a history's answers, as far as ``continued_call`` looks at them.
+
+    Of answers that came back without reasoning that is the last known one.
+    """
+    last = history.answers[-1]
+    chains = {answer.chain for answer in history.answers if answer.reasoning or answer is last}
+    found = await memory.find_calls(rollout_id, [*chains])
+    others = {answer.chain for answer in history.answers} - chains
+    if not others or any(call.link.chain == last.chain for call in found):
+        return found
+    return found + await memory.find_calls(rollout_id, [*others])
 
 
 def continued_call(history: History, found: Sequence[KnownCall]) -> tuple[Answer, KnownCall]:

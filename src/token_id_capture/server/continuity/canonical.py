@@ -91,8 +91,8 @@ class History:
         return Answer(self.length, _next(self.chain, _packed_answer(message)), *_digests(message))
 
 
-def read_history(body: Mapping[str, Any]) -> History:
-    """Read the conversation of a chat request.
+def read_history(body: Mapping[str, Any], begun: Iterable[History] = ()) -> History:
+    """Read the conversation of a chat request. ``begun`` are histories with whose messages its own begin.
 
     Raises:
         NotTextError: a message holds something other than text.
@@ -101,11 +101,13 @@ def read_history(body: Mapping[str, Any]) -> History:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise UnreadableHistoryError("messages is not a list of messages")
-    start = chain = _start(body)
-    answers: list[Answer] = []
-    last_ids: tuple[str, ...] = ()
-    role = ""
-    for position, message in enumerate(messages):
+    start = _start(body)
+    none = History(start, (), 0, start, ends_with_answer=False)
+    known = max((one for one in begun if one.start == start), key=lambda one: one.length, default=none)
+    answers, chain, role = [*known.answers], known.chain, "assistant" if known.ends_with_answer else ""
+    last_ids = call_ids(messages[answers[-1].position]) if answers else ()
+    for position in range(known.length, len(messages)):
+        message = messages[position]
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UnreadableHistoryError(f"messages[{position}] has no role")
         role = message["role"]

@@ -19,14 +19,14 @@ from token_id_capture.errors import ConfigurationError
 from token_id_capture.protocols import RemembersHistories, offers
 from token_id_capture.provenance import Continuity, KnownCall, Mode, Policy
 from token_id_capture.recent import Newest
-from token_id_capture.server.continuity.candidates import NotContinuedError, continued_call
+from token_id_capture.server.continuity.candidates import NotContinuedError, continued_call, known_calls
 from token_id_capture.server.continuity.canonical import (
     Answer,
     History,
     NotTextError,
     UnreadableHistoryError,
-    read_history,
 )
+from token_id_capture.server.continuity.known_histories import KnownHistories
 from token_id_capture.server.continuity.plan import Plan
 from token_id_capture.server.continuity.tail import RestatedAnswer, TailUnknownError, continue_answer
 from token_id_capture.server.continuity.template import Render, TemplateMemory
@@ -155,6 +155,7 @@ class Continuer:
         self._metrics = metrics
         self.prompts = KnownTexts()
         self._renderings = KnownTexts()
+        self._histories = KnownHistories()
         self._templates = TemplateMemory()
         self._ignored = False
         # By the start of a chain: whether the tokenizer endpoint gives the prompt that the chat endpoint read.
@@ -170,7 +171,7 @@ class Continuer:
         history: History | None = None
         try:
             async with asyncio.timeout(_LONGEST):
-                history = self._readable(body)
+                history = self._readable(body, rollout_id)
                 return await self._decided(body, history, rollout_id, scope)
         except (NotContinuedError, TailUnknownError) as doubt:
             reason = doubt.reason
@@ -185,12 +186,12 @@ class Continuer:
     def _count(self, made: Continuity) -> None:
         self._metrics.count_continuity(made.outcome)
 
-    def _readable(self, body: Mapping[str, Any]) -> History:
+    def _readable(self, body: Mapping[str, Any], rollout_id: str) -> History:
         """The history of a request, if an answer to it can be recognised later."""
         if self._engine.prompt_field_of(body) is not None:
             raise NotContinuedError(reasons.PROMPT_FIELD)
         try:
-            history = read_history(body)
+            history = self._histories.read(rollout_id, body)
         except NotTextError as error:
             raise NotContinuedError(reasons.MEDIA) from error
         except UnreadableHistoryError as error:
@@ -204,8 +205,7 @@ class Continuer:
             raise NotContinuedError(reasons.FIRST)
         if self._ignored:
             raise NotContinuedError(reasons.ENGINE_IGNORED_IDS)
-        chains = [answer.chain for answer in history.answers]
-        answer, call = continued_call(history, await self._memory.find_calls(rollout_id, chains))
+        answer, call = continued_call(history, await known_calls(self._memory, rollout_id, history))
         known = await self._memory.sequence_of(rollout_id, call.model_call_id)
         if not known:
             raise NotContinuedError(reasons.UNKNOWN_HISTORY)
@@ -269,9 +269,9 @@ class Continuer:
         """
         scope, position = request.history.start, request.answer.position
         earlier: Sequence[Mapping[str, Any]] = request.body["messages"][:position]
-        is_first = request.history.answers[0].position == position
-        texts = all(isinstance(message.get("content"), str) for message in earlier)
-        if is_first and texts and not self._renders_alike.get(scope, False):
+        if request.history.answers[0].position != position or self._renders_alike.get(scope, False):
+            return
+        if all(isinstance(message.get("content"), str) for message in earlier):
             rendered = await render(earlier, True)
             self._renders_alike[scope] = rendered == request.known[: request.call.prompt_length]
 

@@ -180,8 +180,9 @@ def read_tokens(text: bytes, known: KnownTexts, rollout_id: str) -> tuple[Any, b
         start, end = _array(text, _TOKENS, 0)
         parsed = orjson.loads(text[:start] + _QUOTED_MARKS["tokens"] + text[end:])
         if isinstance(parsed, dict) and parsed.get("tokens") == _MARKS["tokens"]:
-            parsed["tokens"] = known.read(rollout_id, text[start:end])
-            return parsed, text[start:end]
+            array = text[start:end]
+            parsed["tokens"] = known.read(rollout_id, array)
+            return parsed, array
     return orjson.loads(text), b""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from token_id_capture.recent import RecentByRollout
-from token_id_capture.tokens import TokenIds
+from token_id_capture.tokens import TokenIds, common_start
 
 _OVERHEAD: Final = 512
 """Bytes of the objects around a text: of many short ones they are the most."""
@@ -17,7 +17,7 @@ _OVERHEAD: Final = 512
 
 @dataclass(slots=True)
 class _Known:
-    """An array's text without its closing bracket, and what it says."""
+    """An array's text, and what it says."""
 
     text: bytes
     ids: TokenIds
@@ -26,37 +26,29 @@ class _Known:
     def size(self) -> int:
         return len(self.text) + self.ids.itemsize * len(self.ids) + _OVERHEAD
 
+    @property
+    def end(self) -> int:
+        """Where its closing bracket is."""
+        return len(self.text) - 1
+
     def is_continued_by(self, text: bytes) -> bool:
         """Whether an array begins with this one."""
         # What follows must end the last number: 12 does not continue 1.
-        end = len(self.text)
-        return text.startswith(self.text) and text[end : end + 1] in (b",", b"]")
+        return text.startswith(memoryview(self.text)[:-1]) and text[self.end : self.end + 1] in (b",", b"]")
 
     def shared_with(self, text: bytes) -> int:
         """How much of both texts is the same and ends with a whole number; 0 if nothing is."""
         if self.is_continued_by(text):
-            return len(self.text)
-        return max(0, self.text.rfind(b",", 0, _common_length(self.text, text)))
+            return self.end
+        return max(0, text.rfind(b",", 0, common_start(text, self.text)))
 
     def ids_before(self, end: int) -> TokenIds:
         """The ids in so much of the text, which ends with a whole number."""
-        if end == len(self.text):
+        if end == self.end:
             return self.ids
-        if end > len(self.text) // 2:
+        if end > self.end // 2:
             return self.ids[: len(self.ids) - self.text.count(b",", end)]
         return self.ids[: self.text.count(b",", 0, end) + 1 if end else 0]
-
-
-def _common_length(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with. Halving compares whole runs, which is faster than byte by byte."""
-    low, high = 0, min(len(one), len(other)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if other.startswith(one[low:middle], low):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class KnownTexts:
@@ -101,11 +93,11 @@ class KnownTexts:
             return orjson.dumps(ids.tolist())
         known = max(begun, key=lambda candidate: len(candidate.ids))
         added = orjson.dumps(ids[len(known.ids) :].tolist())
-        return known.text + (b"]" if added == b"[]" else b"," + added[1:])
+        return known.text if added == b"[]" else b"".join((memoryview(known.text)[:-1], b",", added[1:]))
 
     def remember(self, rollout_id: str, text: bytes, ids: TokenIds) -> None:
         """Keep an array that ``read`` took, in place of those that it continues."""
         if not ids:
             return  # a comma after its bracket would be no JSON
         ids.buffer()  # joined now, or calls that nobody stores would keep each other's parts
-        self._recent.remember(rollout_id, _Known(text[:-1], ids), lambda known: not known.is_continued_by(text))
+        self._recent.remember(rollout_id, _Known(text, ids), lambda known: not known.is_continued_by(text))

@@ -97,7 +97,7 @@ class CallBody:
         if encoding == "utf-8" and self.members and not self.members.keys() & changed.keys():
             # Nothing is replaced, so the long text in between need not be looked at, nor copied but once.
             end = raw.rindex(b"}")
-            added = orjson.dumps(changed)[1:]
+            added = memoryview(orjson.dumps(changed))[1:]
             return b"".join((memoryview(raw)[:end], b",", added, memoryview(raw)[end + 1 :]))
         try:
             text = set_members(raw.decode(encoding, "surrogatepass"), changed)
