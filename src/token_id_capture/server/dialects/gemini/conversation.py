@@ -108,34 +108,33 @@ class Conversation:
         )
 
     def _add_model(self, parts: list[dict[str, Any]]) -> None:
-        texts: list[str] = []
-        thoughts: list[str] = []
-        sealed: list[str] = []
+        text = thoughts = sealed = ""
         calls: list[dict[str, Any]] = []
         for part in parts:
             try:
-                if "thoughtSignature" in part and (thought := self._unsealed(part["thoughtSignature"])) is not None:
-                    sealed.append(thought)
+                if "thoughtSignature" in part:
+                    sealed += self._unsealed(part["thoughtSignature"])
                 if (call := part.get("functionCall")) is not None:
                     calls.append(self._call(read_object(call, "functionCall")))
                 elif part.get("text") is not None:
-                    is_thought = part.get("thought") is not None and read_flag(part["thought"], "thought")
-                    (thoughts if is_thought else texts).append(read_text(part["text"], "text"))
+                    if part.get("thought") is not None and read_flag(part["thought"], "thought"):
+                        thoughts += read_text(part["text"], "text")
+                    else:
+                        text += read_text(part["text"], "text")
                 elif part.keys() - {"thought", "thoughtSignature"}:
                     raise unsupported(_kind(part), "", "a model's parts are text, thoughts and functionCall")
             except InvalidRequestError as error:
                 error.within("parts", parts, part)
                 raise
-        text = "".join(texts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
-        if reasoning := "".join(sealed or thoughts):
+        if reasoning := sealed or thoughts:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         self._messages.append(message)
 
-    def _unsealed(self, signature: Any) -> str | None:
-        return opened(signature) if self._opens_seals else None
+    def _unsealed(self, signature: Any) -> str:
+        return (opened(signature) or "") if self._opens_seals else ""
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         name = read_text(call.get("name"), "functionCall.name")

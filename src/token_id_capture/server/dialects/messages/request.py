@@ -128,8 +128,7 @@ class _Conversation:
         if isinstance(content, str):
             self._messages.append({"role": "assistant", "content": content})
             return
-        texts: list[str] = []
-        thoughts: list[str] = []
+        text = reasoning = ""
         calls: list[dict[str, Any]] = []
         for block in read_objects(content, "content"):
             try:
@@ -137,17 +136,16 @@ class _Conversation:
                 if kind == "tool_use":
                     calls.append(self._call(block))
                 elif kind == "text":
-                    texts.append(read_text(block.get("text"), "text"))
+                    text += read_text(block.get("text"), "text")
                 elif kind == "thinking":
-                    thoughts.append(self._thought(block))
+                    reasoning += self._thought(block)
                 elif kind != "redacted_thinking":
                     raise unsupported(kind, "type", _ASSISTANT_BLOCKS)
             except InvalidRequestError as error:
                 error.within("content", content, block)
                 raise
-        text = "".join(texts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
-        if reasoning := "".join(thoughts):
+        if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
