@@ -151,7 +151,7 @@ async def test_a_rollout_that_nobody_has_seen_is_unknown_and_stays_so(offered: O
             client.describe_rollout("typo"),
             client.acknowledge(SnapshotRef("typo", "s", 1)),
         ):
-            with pytest.raises(UnknownRolloutError, match="'typo'"):
+            with pytest.raises(UnknownRolloutError, match=r"no rollout 'typo' .* GET /hand-off/rollouts lists"):
                 await asked
         with pytest.raises(ValueError, match="invalid rollout id"):
             await client.freeze("../r")
@@ -165,6 +165,7 @@ UNREADABLE = (
     ("POST", "/rollouts/r/rows?sequences=some", b"", "sequences must be one of main, all"),
     ("POST", "/rollouts/r/rows?masked=some", b"", "masked must be one of keep, drop, placeholder"),
     ("POST", "/rollouts/r/rows", b"[]", "no JSON object"),
+    ("POST", "/rollouts/r/rows", b'{"_ng_rollout_id": "s"}', "the record is of rollout 's', not of 'r'"),
     ("POST", "/rollouts/r/acknowledge", b"{", "truncated"),
     ("POST", "/rollouts/r/acknowledge", b'{"snapshot_id": 1}', "Expected `str`"),
     ("POST", "/outcomes", b'{"snapshot_id": "s", "version": 1, "outcome": "released"}', "unknown outcome"),
@@ -179,6 +180,14 @@ async def test_a_request_that_cannot_be_read_says_what_is_wrong(offered: Offered
         error = orjson.loads(body)["error"]
         assert (status, error["code"]) == (400, "invalid_request"), path
         assert said in error["message"]
+
+
+async def test_a_wrong_method_is_refused_as_json_and_names_the_right_one(offered: Offered) -> None:
+    for method, path, right in (("DELETE", "/rollouts/r", "GET"), ("GET", "/outcomes", "POST")):
+        status, headers, body = await offered.request(method, f"/hand-off{path}")
+        error = orjson.loads(body)["error"]
+        assert (status, error["code"], headers["allow"]) == (405, "method_not_allowed", right)
+        assert error["message"] == f"Use {right} here."
 
 
 async def test_a_client_that_hangs_up_within_its_request_is_no_error_of_the_gateway(offered: Offered) -> None:

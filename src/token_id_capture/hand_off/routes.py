@@ -33,7 +33,7 @@ from token_id_capture.hand_off.rows import prepare_arrow, write_rows
 from token_id_capture.integrations.nemo_gym import scored_answer
 from token_id_capture.lifecycle import Outcome, Sequences, State
 from token_id_capture.rebuild import build_snapshot
-from token_id_capture.records import validate_rollout_id
+from token_id_capture.records import rollout_id_from_record, validate_rollout_id
 from token_id_capture.server.http.errors import send_error
 from token_id_capture.store import RolloutFilter, TokenCaptureStore
 from token_id_capture.store.read.tokens import StoredSnapshot
@@ -42,11 +42,12 @@ _AT_ONCE: Final = 4
 """Rollouts that one worker reads or builds at a time; more wait, so that memory stays bounded."""
 _LONGEST_BODY: Final = 64 * 2**20
 _WAITING: Final = (State.OPEN, State.FROZEN)
+# Starlette would refuse other methods in plain text.
+_ANY: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _Decoded = TypeVar("_Decoded")
 _Choice = TypeVar("_Choice", Sequences, MaskedRows)
 _STATUS: Final[tuple[tuple[type[Exception], int, wire.Code], ...]] = (
-    (UnknownRolloutError, 404, wire.Code.UNKNOWN),
     (RolloutRetiredError, 410, wire.Code.RETIRED),
     (CorruptCaptureError, 500, wire.Code.CORRUPT),
     (InvalidEntryError, 422, wire.Code.INVALID),
@@ -106,7 +107,7 @@ class HandOff:
             (wire.OUTCOMES, self._record, "POST"),
         )
         return Router(
-            [Route(path, _answering(work), methods=[method]) for path, work, method in routes],
+            [Route(path, _answering(work, method), methods=_ANY) for path, work, method in routes],
             default=_unknown_path,
             redirect_slashes=False,
         )
@@ -141,6 +142,8 @@ class HandOff:
         raw = await _body(request)
         async with self._turns:
             record, exact = await asyncio.to_thread(parse_record, raw or b"{}")
+            if rollout_id_from_record(record) not in (None, rollout_id):
+                raise ValueError(f"the record is of rollout {rollout_id_from_record(record)!r}, not of {rollout_id!r}")
             line = RolloutLine(0, raw, record, rollout_id, exact)
             build, body = await build_from_source(
                 rollout_id,
@@ -193,7 +196,9 @@ def _rollout_id(request: Request) -> str:
 
 
 def _unknown(rollout_id: str) -> UnknownRolloutError:
-    return UnknownRolloutError(f"no rollout {rollout_id!r} is in the gateway's database: check the id")
+    return UnknownRolloutError(
+        f"no rollout {rollout_id!r} is in the gateway's database: GET {wire.ROLLOUTS} lists those that wait"
+    )
 
 
 async def _body(request: Request) -> bytes:
@@ -226,12 +231,18 @@ def _json(value: Any) -> Response:
     return Response(raw, 200, headers, media_type="application/json")
 
 
-def _answering(work: Callable[[Request], Awaitable[ASGIApp]]) -> Callable[[Request], Awaitable[Any]]:
-    """An endpoint that answers the errors of ``work`` too."""
+def _answering(work: Callable[[Request], Awaitable[ASGIApp]], method: str) -> Callable[[Request], Awaitable[Any]]:
+    """An endpoint for one method that answers the errors of ``work`` too."""
 
     async def answer(request: Request) -> ASGIApp:
+        if request.method != method and (method, request.method) != ("GET", "HEAD"):
+            return _refusal(405, wire.Code.METHOD, f"Use {method} here.", allow=method)
         try:
             return await work(request)
+        except UnknownRolloutError as error:
+            # The store advises to use a command, which is on the gateway's machine.
+            named = request.path_params.get("rollout_id")
+            return _refusal(404, wire.Code.UNKNOWN, str(_unknown(named) if named else error))
         except Exception as error:
             for kind, status, code in _STATUS:
                 if isinstance(error, kind):
@@ -241,9 +252,9 @@ def _answering(work: Callable[[Request], Awaitable[ASGIApp]]) -> Callable[[Reque
     return answer
 
 
-def _refusal(status: int, code: wire.Code, message: str) -> ASGIApp:
+def _refusal(status: int, code: wire.Code, message: str, **headers: str) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_error(scope, receive, send, status, message, code)
+        await send_error(scope, receive, send, status, message, code, **headers)
 
     return answer
 

@@ -45,6 +45,7 @@ _LENGTH: Final = struct.Struct(">I")
 class Code(StrEnum):
     """The codes of errors by which a client tells them apart."""
 
+    METHOD = "method_not_allowed"
     UNKNOWN = "unknown_rollout"
     RETIRED = "rollout_retired"
     CHANGED = "rollout_changed"
