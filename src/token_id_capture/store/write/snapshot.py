@@ -111,21 +111,30 @@ COPY_OPEN_INTENTS = Statement(
             bindparam("to_version"),
             call_intents.c.model_call_id,
             literal(reasons.CALL_LOST),
-            text("'begun by process ' || writers.pid || ' on ' || writers.host"),
+            text(
+                "coalesce('begun by process ' || writers.pid || ' on ' || writers.host, 'begun by an unknown process')"
+            ),
             bindparam("now"),
             *(call_intents.c[name] for name in CALL_FIELDS),
         )
-        .join(writers, writers.c.writer_id == call_intents.c.writer_id)
+        # Outer: a call is lost even if its process is no longer found.
+        .outerjoin(writers, writers.c.writer_id == call_intents.c.writer_id)
         .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
     )
 )
-# By both indexes that lead to a rollout's calls: damage to one leaves the other as it was.
+# By both indexes that lead to a rollout's calls: damage to one leaves the other as it was. Open intents have one index,
+# so the newest rows are read without it; only so many, as no freeze may take longer the more rollouts a file holds.
 _COUNT_ROWS: Final = ", ".join(
-    f"(SELECT count(*) FROM {table} INDEXED BY {index} WHERE rollout_id = :rollout)"
-    for table, index in (
-        ("entries", "sqlite_autoindex_entries_1"),
-        ("entries", "entries_by_length"),
-        ("incomplete_flags", "incomplete_flags_by_rollout"),
+    f"(SELECT count(*) FROM {rows} WHERE rollout_id = :rollout{condition})"
+    for rows, condition in (
+        ("entries INDEXED BY sqlite_autoindex_entries_1", ""),
+        ("entries INDEXED BY entries_by_length", ""),
+        ("incomplete_flags INDEXED BY incomplete_flags_by_rollout", ""),
+        ("call_intents INDEXED BY sqlite_autoindex_call_intents_1", " AND outcome IS NULL"),
+        (
+            "(SELECT rollout_id, outcome FROM call_intents NOT INDEXED ORDER BY rowid DESC LIMIT 1000)",
+            " AND outcome IS NULL",
+        ),
     )
 )
 _FORGET_HISTORIES = Statement(delete(call_histories).where(call_histories.c.rollout_id == bindparam("rollout")))
@@ -153,7 +162,7 @@ def freeze(batch: Batch, rollout_id: str) -> SnapshotHead | None:
 
     Raises:
         RolloutRetiredError: the rollout was retired.
-        CorruptCaptureError: a damaged index hides a call or a flag of it.
+        CorruptCaptureError: a damaged index hides a call, a flag or an open intent of it.
     """
     row = _SELECT_ROLLOUT.row(batch.connection, {"rollout": rollout_id})
     if row is None:
@@ -190,18 +199,21 @@ def _copy(batch: Batch, rollout_id: str, snapshot_id: str, version: int) -> Snap
 
 
 def _check_indexes(batch: Batch, rollout_id: str, flags: int) -> None:
-    """Look for a call or a flag that a damaged index hides: without it the rollout would pass as complete.
+    """Look for a call, a flag or an open intent that a damaged index hides: the rollout would pass as complete.
 
     ``flags`` is how many were set: each has raised the rollout's version by one. A server's pages are its own to check.
     """
     if isinstance(batch.connection, RemoteConnection):
         return
-    one, other, found = batch.connection.execute(f"SELECT {_COUNT_ROWS}", {"rollout": rollout_id}).fetchone()
-    if one != other or found != flags:
+    one, other, found, known, seen = batch.connection.execute(
+        f"SELECT {_COUNT_ROWS}", {"rollout": rollout_id}
+    ).fetchone()
+    if one != other or found != flags or seen > known:
         raise CorruptCaptureError(
-            f"rollout {rollout_id!r} was not frozen: its indexes show {one} and {other} calls, and {found} of {flags} "
-            "flags, so one of them is damaged. Stop the servers and let sqlite3 rebuild the indexes (REINDEX), or "
-            "continue from a backup; tokcap verify finds what else is damaged."
+            f"rollout {rollout_id!r} was not frozen: its indexes show {one} and {other} calls, {found} of {flags} "
+            f"flags and {known} of at least {seen} open intents, so one of them is damaged. Stop the servers and let "
+            "sqlite3 rebuild the indexes (REINDEX), or continue from a backup; tokcap verify finds what else is "
+            "damaged."
         )
 
 
