@@ -134,7 +134,8 @@ def read_evidence(connection: Connection, rollout_id: str, *, everything: bool =
         head, rows = _entry_rows(connection, rollout_id, state, snapshot_id)
         stale = head is not None and version > head[0]
         incomplete = bool(incomplete if head is None else head[1] or stale)
-        missing = _missing(connection, rollout_id, None if head is None or stale else (snapshot_id, head[0]))
+        known = None if head is None or stale else (snapshot_id, head[0])
+        missing = _missing(connection, rollout_id, known) if incomplete else ()
         outcomes = queries.outcomes(connection.execute(_OUTCOMES, {"snapshot": snapshot_id}))
         more: dict[str, Any] = (
             {
@@ -153,7 +154,7 @@ def read_evidence(connection: Connection, rollout_id: str, *, everything: bool =
         incomplete=incomplete,
         snapshot_id=snapshot_id if head is not None else "",
         version=version,
-        flags=missing if incomplete else (),
+        flags=missing,
     )
     return Evidence(
         rollout_id,
