@@ -82,8 +82,10 @@ def test_the_options_of_serve_exist_wherever_it_is_started() -> None:
     manifests = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "gateway.yaml").read_text()))
     unit = (DEPLOY / "tokcap.service").read_text()
     slurm = (DEPLOY / "slurm.sh").read_text().replace("\\\n", " ")
+    postgresql = yaml.safe_load((DEPLOY / "compose-postgresql.yaml").read_text())
     started = [
         compose["services"]["gateway"]["command"],
+        postgresql["services"]["gateway-1"]["command"],
         manifests[1]["spec"]["template"]["spec"]["containers"][0]["args"],
         shlex.split(next(line for line in unit.splitlines() if line.startswith("ExecStart="))),
         shlex.split(next(line for line in slurm.splitlines() if line.startswith("tokcap serve"))),
@@ -91,6 +93,30 @@ def test_the_options_of_serve_exist_wherever_it_is_started() -> None:
     used = {word for command in started for word in command if word.startswith("--")}
     assert used
     assert used <= options
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose-postgresql.yaml"])
+def test_each_key_of_a_service_is_a_secret_that_it_mounts(name: str) -> None:
+    compose = yaml.safe_load((DEPLOY / name).read_text())
+    files = [secret["file"] for secret in compose["secrets"].values()]
+    assert len(set(files)) == len(files)
+    for service in compose["services"].values():
+        keys = {value for variable, value in service["environment"].items() if variable.endswith("FILE")}
+        assert keys == {f"/run/secrets/{secret}" for secret in service["secrets"]}
+        assert set(service["secrets"]) <= set(compose["secrets"])
+
+
+@pytest.mark.parametrize(
+    "name", ["compose.yaml", "compose-postgresql.yaml", "tokcap.service", "kubernetes/gateway.yaml"]
+)
+def test_agents_trainers_and_operators_have_a_key_each(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    assert all(f"TOKCAP_{whose}_KEY_FILE" in text for whose in ("API", "HAND_OFF", "OPERATOR"))
+
+
+def test_the_image_can_use_postgresql() -> None:
+    (extras,) = re.findall(r'"\.\[([a-z,]+)\]"', (DEPLOY / "Dockerfile").read_text())
+    assert "postgres" in extras.split(",")
 
 
 def test_probes_are_paths_of_the_gateway() -> None:

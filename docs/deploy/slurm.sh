@@ -6,6 +6,9 @@
 #
 # One node: an engine, the gateway and the agents. The database lies on the node's own disk, since a shared file
 # system is refused; rows and a copy of the evidence go to the shared one before the job ends.
+#
+# For a trainer on another node, add --host 0.0.0.0 --api-key-file gateway.key --hand-off-key-file hand-off.key, and
+# --operator-key-file operator.key to change engines; all three keys differ, and their files have mode 0600.
 set -euo pipefail
 : "${MODEL:?}" "${TASKS:?}" "${RESULTS:?a directory on the shared file system}"
 
