@@ -13,28 +13,30 @@ from token_id_capture.errors import CorruptCaptureError
 from token_id_capture.store import TokenCaptureStore
 
 
-def flip_a_bit(database: Path, index: str, key: str = "rollout-1") -> None:
-    """In the last key of the index."""
+def flip_a_bit(database: Path, index: str, key: str = "rollout-1", place: int = 0) -> None:
+    """In the last key of the index, ``place`` bytes after its beginning."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index,)).fetchone()
         (size,) = connection.execute("PRAGMA page_size").fetchone()
     content = bytearray(database.read_bytes())
     # The cells of a page are filled from its end, so the key that was inserted last comes first.
-    content[content.index(key.encode(), (page - 1) * size, page * size)] ^= 1
+    content[content.index(key.encode(), (page - 1) * size, page * size) + place] ^= 1
     database.write_bytes(content)
 
 
 @pytest.mark.parametrize(
-    "index",
+    ("index", "place"),
     [
-        "sqlite_autoindex_entries_1",
-        "entries_by_length",
-        "incomplete_flags_by_rollout",
-        "sqlite_autoindex_call_intents_1",
+        ("sqlite_autoindex_entries_1", 0),
+        # The row number after the key: it leads to another call.
+        ("sqlite_autoindex_entries_1", len("rollout-1c2")),
+        ("entries_by_length", 0),
+        ("incomplete_flags_by_rollout", 0),
+        ("sqlite_autoindex_call_intents_1", 0),
     ],
 )
 async def test_a_rollout_is_not_frozen_while_an_index_hides_a_call_a_flag_or_an_open_intent(
-    tmp_path: Path, index: str
+    tmp_path: Path, index: str, place: int
 ) -> None:
     database = tmp_path / "captures.db"
     async with TokenCaptureStore(database) as store:
@@ -42,7 +44,7 @@ async def test_a_rollout_is_not_frozen_while_an_index_hides_a_call_a_flag_or_an_
             await store.put(call(f"c{number}", [1, 2], [3 + number], rollout_id="rollout-1"))
         await store.mark_incomplete("rollout-1", reason="capture_failed")
         await store.begin_call("rollout-1", "lost")
-    flip_a_bit(database, index)
+    flip_a_bit(database, index, place=place)
     async with TokenCaptureStore(database) as store:
         with pytest.raises(CorruptCaptureError, match="'rollout-1' was not frozen: its indexes show"):
             await store.freeze("rollout-1")

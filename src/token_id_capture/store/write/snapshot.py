@@ -122,18 +122,20 @@ COPY_OPEN_INTENTS = Statement(
         .where(call_intents.c.rollout_id == bindparam("rollout"), call_intents.c.outcome.is_(None)),
     )
 )
-# By both indexes that lead to a rollout's calls: damage to one leaves the other as it was. Open intents have one index,
-# so the newest rows are read without it; only so many, as no freeze may take longer the more rollouts a file holds.
+# Calls in their table, as they are copied, and in both indexes that lead to them: damage to one leaves the others as
+# they were. Open intents have one index, so the newest rows are read without it; only so many, as no freeze may take
+# longer the more rollouts a file holds.
 _COUNT_ROWS: Final = ", ".join(
-    f"(SELECT count(*) FROM {rows} WHERE rollout_id = :rollout{condition})"
+    f"(SELECT count(*) FROM {rows} WHERE {condition})"
     for rows, condition in (
-        ("entries INDEXED BY sqlite_autoindex_entries_1", ""),
-        ("entries INDEXED BY entries_by_length", ""),
-        ("incomplete_flags INDEXED BY incomplete_flags_by_rollout", ""),
-        ("call_intents INDEXED BY sqlite_autoindex_call_intents_1", " AND outcome IS NULL"),
+        ("entries", "rowid IN (SELECT rowid FROM entries WHERE rollout_id = :rollout) AND +rollout_id = :rollout"),
+        ("entries INDEXED BY sqlite_autoindex_entries_1", "rollout_id = :rollout"),
+        ("entries INDEXED BY entries_by_length", "rollout_id = :rollout"),
+        ("incomplete_flags INDEXED BY incomplete_flags_by_rollout", "rollout_id = :rollout"),
+        ("call_intents INDEXED BY sqlite_autoindex_call_intents_1", "rollout_id = :rollout AND outcome IS NULL"),
         (
             "(SELECT rollout_id, outcome FROM call_intents NOT INDEXED ORDER BY rowid DESC LIMIT 1000)",
-            " AND outcome IS NULL",
+            "rollout_id = :rollout AND outcome IS NULL",
         ),
     )
 )
@@ -205,15 +207,15 @@ def _check_indexes(batch: Batch, rollout_id: str, flags: int) -> None:
     """
     if isinstance(batch.connection, RemoteConnection):
         return
-    one, other, found, known, seen = batch.connection.execute(
+    rows, one, other, found, known, seen = batch.connection.execute(
         f"SELECT {_COUNT_ROWS}", {"rollout": rollout_id}
     ).fetchone()
-    if one != other or found != flags or seen > known:
+    if not rows == one == other or found != flags or seen > known:
         raise CorruptCaptureError(
-            f"rollout {rollout_id!r} was not frozen: its indexes show {one} and {other} calls, {found} of {flags} "
-            f"flags and {known} of at least {seen} open intents, so one of them is damaged. Stop the servers and let "
-            "sqlite3 rebuild the indexes (REINDEX), or continue from a backup; tokcap verify finds what else is "
-            "damaged."
+            f"rollout {rollout_id!r} was not frozen: its indexes show {one} and {other} calls, {rows} of them found, "
+            f"{found} of {flags} flags and {known} of at least {seen} open intents. So an index is damaged: stop the "
+            "servers and let sqlite3 rebuild the indexes (REINDEX), or continue from a backup; tokcap verify finds "
+            "what else is damaged."
         )
 
 
