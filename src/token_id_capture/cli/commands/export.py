@@ -203,7 +203,6 @@ def _fields_of(
 
 
 def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
-    from token_id_capture.collector import collect_rarely
     from token_id_capture.export.parts import Choice
     from token_id_capture.export.run import Exporter
     from token_id_capture.lifecycle import State
@@ -218,7 +217,6 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
     database = location_of(plan.database)
     states = (State.FROZEN, State.OPEN) if plan.include_open else (State.FROZEN,)
     plan.destination.check_free()
-    collect_rarely()
     with row_writer(plan.destination, columns, output_stream) as writer:
         exporter = Exporter(
             database,

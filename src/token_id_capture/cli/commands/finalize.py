@@ -152,7 +152,6 @@ def finalize(
     retires their rollouts if necessary. If the output cannot grow row by row, rows wait as JSON lines in a file
     beside it, PATH.rows.jsonl, until all of them are there.
     """
-    from token_id_capture.collector import collect_rarely
     from token_id_capture.finalize.batch import Finalizer, Plan
 
     records, ids = _records_and_ids(list(rollouts or ()), records)
@@ -171,7 +170,6 @@ def finalize(
         settings=_limits(max_mask_fraction, mask_fraction_min_samples),
     )
     source = _source(database, gateway, key_file)
-    collect_rarely()
     stream, size = _named(ids, id_field) if records is None else _open(records, to)
     with progress_bar() as show:
         totals = run(Finalizer(plan, source, lambda done: show("finalize", done, size), report).run(stream))

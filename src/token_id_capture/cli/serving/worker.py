@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -23,7 +24,6 @@ from token_id_capture.cli.serving.connections import limited_protocol
 from token_id_capture.cli.serving.keys import read_key
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.settings import WorkerSettings
-from token_id_capture.collector import collect_rarely
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server.listener import BACKLOG
 
@@ -102,7 +102,9 @@ def worker_app() -> ASGIApp:
         logging.getLogger(__name__).error("%s", error)
         sys.exit(CANNOT_START)
     # What is loaded stays; each time the collector walked it, the event loop would stop for tens of milliseconds.
-    collect_rarely()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
     return app
 
 
