@@ -55,5 +55,5 @@ def test_only_new_messages_are_read() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     known = KnownHistories(capacity=20_000)
     for number in range(100):
-        known.read(f"r{number}", {"messages": [_asked("word " * 300)]})
+        known.read(f"r{number}", {"messages": [_asked("word " * 300), _answer(1), _RESULT]})
     assert 0 < known.held <= 20_000

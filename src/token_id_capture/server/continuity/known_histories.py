@@ -51,21 +51,21 @@ class KnownHistories:
         Raises:
             NotTextError, UnreadableHistoryError: as for ``read_history``.
         """
-        packed = _packed(body.get("messages"))
-        begun = [one.history for one in self._recent.of(rollout_id) if packed.startswith(one.packed)]
-        history = read_history(body, begun)
-        if packed:
-            known = _Read(packed, history)
-            self._recent.remember(rollout_id, known, lambda one: not packed.startswith(one.packed))
+        recent = self._recent.of(rollout_id)
+        packed = _packed(body.get("messages")) if recent else b""
+        history = read_history(body, [one.history for one in recent if packed.startswith(one.packed)])
+        # Without an answer it is the first of its rollout, and need not be packed.
+        if history.answers and (packed := packed or _packed(body["messages"])):
+            self._recent.remember(rollout_id, _Read(packed, history), lambda one: not packed.startswith(one.packed))
         return history
 
 
 def _packed(messages: Any) -> bytes:
     """The messages in bytes that differ wherever their values or types do; JSON would not tell NaN from null.
 
-    Each ends by itself, so what begins with other messages begins with their bytes.
+    Each ends by itself, so what begins with other messages begins with their bytes. Empty if they cannot be packed.
     """
     try:
         return b"".join(map(marshal.dumps, messages, repeat(_WITHOUT_REFERENCES)))
-    except (TypeError, ValueError):  # no list, or nested too deeply
+    except (TypeError, ValueError):
         return b""
