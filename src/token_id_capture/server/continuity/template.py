@@ -76,7 +76,8 @@ class TemplateMemory:
         key = scope, len(context), shape_of(stand_ins[0])
         if key not in self._endings:
             first, second = await asyncio.gather(*(render([*context, stand_in], False) for stand_in in stand_ins))
-            self._endings[key] = common_end(first, second)
+            # Copied, or each would keep its whole rendering, which has the system message and the tools.
+            self._endings[key] = TokenIds.from_bytes(common_end(first, second).tobytes())
         return self._endings[key]
 
     def start(self, key: Any) -> Start | None:
