@@ -8,14 +8,28 @@ the time of a short command. ``conftest`` talks to this program over a socket, i
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 
 import token_id_capture.cli.main
-import token_id_capture.finalize.batch  # with the store, which nearly every command imports late
+
+# What commands import late, inside their functions.
+LIBRARIES = ("aiohttp", "alembic.config", "alembic.runtime.migration", "pyarrow.parquet")
+PACKAGES = ("cli", "explanation", "export", "finalize", "hand_off", "outputs", "report", "server", "store")
+
+
+def late() -> Iterator[str]:
+    """The names of all that commands import late."""
+    yield from LIBRARIES
+    for name in PACKAGES:
+        package = importlib.import_module(f"token_id_capture.{name}")
+        yield from (one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
 
 
 def serve(requests: socket.socket) -> None:
@@ -48,6 +62,8 @@ def become(request: dict[str, object], streams: list[int], requests: socket.sock
 
 
 if __name__ == "__main__":
+    for name in late():
+        importlib.import_module(name)
     gc.freeze()  # else each child copies every page that its collector looks at
     serve(socket.socket(fileno=int(sys.argv[1])))
     token_id_capture.cli.main.main()
