@@ -198,6 +198,21 @@ async def test_a_file_that_another_program_cuts_short_is_noticed_before_the_next
             assert len(await store.read_entries("first")) == 42
 
 
+async def test_a_log_whose_end_went_with_the_power_leaves_what_is_before_it(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path / "captures.db") as store:
+        await many_calls(store)
+        # The machine comes back with all but the end of the log, which nobody was told to be on the disk.
+        for suffix in ("", "-wal", ".lock"):
+            shutil.copyfile(f"{store.database}{suffix}", tmp_path / f"copy.db{suffix}")
+    log = tmp_path / "copy.db-wal"
+    os.truncate(log, log.stat().st_size * 3 // 4)
+    async with TokenCaptureStore(tmp_path / "copy.db") as copy:
+        await copy.put(entry("after"))
+        calls = [call.model_call_id for call in await copy.read_entries("first")]
+        assert calls == [*(f"before{number}" for number in range(len(calls) - 1)), "after"]
+        assert 20 < len(calls) < 40
+
+
 async def test_files_that_become_smaller_for_a_good_reason_are_gone_on_with(tmp_path: Path) -> None:
     async with TokenCaptureStore(tmp_path / "captures.db") as store:
         await many_calls(store)

@@ -66,10 +66,11 @@ def cut_short(connection: sqlite3.Connection, path: Path) -> bool:
     Call it behind the writer lock, where ``WriterLock.shrunk``. A checkpoint by a process that was killed right after
     it, or by another program, makes them smaller too, and leaves nothing out.
     """
-    size = os.stat(path).st_size
     page_size, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
     try:
-        _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        # The count includes pages that only the log holds, so the file is measured once they are in it.
+        _, frames, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        size = os.stat(path).st_size
         # What is in this connection's cache is not read from the file.
         connection.execute("PRAGMA shrink_memory")
         sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
@@ -78,7 +79,7 @@ def cut_short(connection: sqlite3.Connection, path: Path) -> bool:
     # One that was removed is not cut: what is open of it is whole, and OpenFiles notices that.
     size_of_log = wal_bytes(path) if os.path.exists(f"{path}-wal") else None
     whole_log = size_of_log is None or frames <= 0 or size_of_log >= _LOG_HEADER + frames * (_FRAME_HEADER + page_size)
-    return not (sound and whole_log and size >= pages * page_size)
+    return not (sound and whole_log and (size >= pages * page_size or moved < frames))
 
 
 def _write_anew(name: str) -> None:
