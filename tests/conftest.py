@@ -28,8 +28,11 @@ REPEATING = {
     "test_builder_reference",
     "test_continuity_templates",
     "test_damaged_replies",
+    "test_dialect_streams",
+    "test_engine_recordings",
     "test_engines",
     "test_reply_body",
+    "test_testing_policy",
 }
 """Tests that do one thing with very many inputs."""
 

@@ -139,7 +139,7 @@ def _assert_alike(text: bytes, known: KnownTexts) -> bool:
     return isinstance(cut.parsed, dict) and isinstance(cut.parsed.get("prompt_token_ids"), TokenIds)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_cut_and_whole_responses_of_a_rollout_say_the_same(data: st.DataObject) -> None:
     known = KnownTexts(capacity=data.draw(st.sampled_from([0, 1_500, 30_000])))
