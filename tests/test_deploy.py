@@ -133,3 +133,9 @@ def test_the_job_is_a_shell_script() -> None:
 def test_each_file_is_described() -> None:
     page = (DEPLOY / "README.md").read_text()
     assert all(f"({path.relative_to(DEPLOY)})" in page for path in FILES)
+
+
+def test_prometheus_sends_the_key_that_metrics_need() -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yaml").read_text())["scrape_configs"]
+    assert job["authorization"]["credentials_file"]
+    assert "metrics_path" not in job, "/metrics is Prometheus's own default"
