@@ -109,7 +109,7 @@ async def test_damaged_tokens_are_never_given_out(store: TokenCaptureStore) -> N
     with contextlib.closing(sqlite3.connect(store.database, isolation_level=None)) as connection:
         connection.execute("UPDATE entries SET generation = x'09000000' WHERE model_call_id = 'a'")
     async with TokenCaptureStore(store.database) as another:
-        with pytest.raises(CorruptCaptureError, match="'b' of rollout 'r'"):
+        with pytest.raises(CorruptCaptureError, match="'a' of rollout 'r' is damaged: its tokens"):
             await another.sequence_of("r", "b")
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from token_id_capture.errors import CorruptCaptureError, InvalidEntryError
+from token_id_capture.errors import InvalidEntryError
 from token_id_capture.lifecycle import ORIGIN_FIELDS
 from token_id_capture.records import TOKEN_ENTRY_RECORD_SCHEMA_VERSION, TokenEntry
-from token_id_capture.store.sequence_walk import SequenceWalk
+from token_id_capture.store.sequence_walk import SequenceWalk, damaged
 from token_id_capture.tokens import LogProbs, TokenIds
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def unpack_rollout(rollout_id: str, rows: Iterable[Mapping[str, Any]]) -> tuple[
         try:
             entries.append(_unpack(rollout_id, row, *sequences.of(row["model_call_id"])))
         except ValueError as error:
-            raise _damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
+            raise damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
     return tuple(entries)
 
 
@@ -244,9 +244,9 @@ def _check_payload(rollout_id: str, row: Mapping[str, Any]) -> None:
     try:
         digest = stored_payload_digest(row)
     except UNREADABLE as error:
-        raise _damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
+        raise damaged(rollout_id, row["model_call_id"], f"its content cannot be read ({error})") from error
     if digest != row["payload_digest"]:
-        raise _damaged(rollout_id, row["model_call_id"], PAYLOAD_MISMATCH)
+        raise damaged(rollout_id, row["model_call_id"], PAYLOAD_MISMATCH)
 
 
 def _unpack(rollout_id: str, row: Mapping[str, Any], prompt: TokenIds, generation: TokenIds) -> TokenEntry:
@@ -329,14 +329,7 @@ class _Sequences:
         walk = SequenceWalk()
         for call_id, row in sorted(self._rows.items(), key=lambda item: item[1]["prompt_length"]):
             if problem := walk.problem(row):
-                raise _damaged(self._rollout_id, call_id, problem)
-
-
-def _damaged(rollout_id: str, call_id: str, what: str) -> CorruptCaptureError:
-    return CorruptCaptureError(
-        f"call {call_id!r} of rollout {rollout_id!r} is damaged: {what}. "
-        "Do not train on this rollout; run tokcap verify on the database."
-    )
+                raise damaged(self._rollout_id, call_id, problem)
 
 
 def _little_endian(tokens: TokenIds) -> bytes | memoryview:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from token_id_capture.errors import CorruptCaptureError
+
 if TYPE_CHECKING:
     from hashlib import _Hash
 
@@ -56,3 +58,11 @@ class SequenceWalk:
         if prefix is not None and not prefix.sound:
             return f"its prefix, call {prefix_id}, is damaged"
         return TOKENS_MISMATCH
+
+
+def damaged(rollout_id: str, call_id: str, what: str) -> CorruptCaptureError:
+    """The error of a call whose stored tokens or content cannot be trusted."""
+    return CorruptCaptureError(
+        f"call {call_id!r} of rollout {rollout_id!r} is damaged: {what}. "
+        "Do not train on this rollout; run tokcap verify on the database."
+    )

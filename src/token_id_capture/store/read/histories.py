@@ -5,18 +5,28 @@ Plain SQL, as in ``queries``.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from token_id_capture.errors import CorruptCaptureError
 from token_id_capture.provenance import HistoryLink, KnownCall, StoredAnswer
 from token_id_capture.store.driver import Execute
+from token_id_capture.store.sequence_walk import SequenceWalk, damaged
 from token_id_capture.tokens import TokenIds
 
 _CHAINS_AT_ONCE: Final = 256
+_PART_COLUMNS: Final = (
+    "model_call_id",
+    "prefix_call_id",
+    "prefix_length",
+    "prompt_suffix",
+    "generation",
+    "prompt_length",
+    "generation_length",
+    "sequence_length",
+    "sequence_digest",
+)
 
 _CALLS = """
     SELECT h.model_call_id, h.chain, h.reasoning, h.call_ids, h.ended, e.prompt_length, e.rowid
@@ -38,7 +48,7 @@ _PARTS = """
         SELECT e.prefix_call_id, above.distance + 1 FROM above
           JOIN entries AS e ON e.rollout_id = :rollout AND e.model_call_id = above.call_id
          WHERE e.prefix_call_id IS NOT NULL)
-    SELECT e.prompt_suffix, e.generation, e.sequence_digest FROM above
+    SELECT {columns} FROM above
       JOIN entries AS e ON e.rollout_id = :rollout AND e.model_call_id = above.call_id
      ORDER BY above.distance DESC
 """
@@ -81,15 +91,17 @@ def sequence_of(execute: Execute, rollout_id: str, model_call_id: str) -> TokenI
     """The prompt and generation of a call; None if it is not stored.
 
     Raises:
-        CorruptCaptureError: they do not match their digest.
+        CorruptCaptureError: its tokens, or those of a call that it continues, do not match their digest.
     """
-    parts = execute(_PARTS, {"rollout": rollout_id, "call": model_call_id}).fetchall()
+    columns = ", ".join(f"e.{column}" for column in _PART_COLUMNS)
+    parts = execute(_PARTS.format(columns=columns), {"rollout": rollout_id, "call": model_call_id}).fetchall()
     if not parts:
         return None
-    sequence = b"".join(piece for suffix, generation, _ in parts for piece in (suffix, generation))
-    if hashlib.sha256(sequence).digest() != parts[-1][2]:
-        raise CorruptCaptureError(
-            f"call {model_call_id!r} of rollout {rollout_id!r} is damaged: its tokens do not match the digest stored "
-            "with them. Do not train on this rollout; run tokcap verify on the database."
-        )
-    return TokenIds.from_bytes(sequence)
+    walk = SequenceWalk()
+    pieces: list[bytes] = []
+    for part in parts:
+        row = dict(zip(_PART_COLUMNS, part, strict=True))
+        if problem := walk.problem(row):
+            raise damaged(rollout_id, row["model_call_id"], problem)
+        pieces += row["prompt_suffix"], row["generation"]
+    return TokenIds.from_bytes(b"".join(pieces))
