@@ -19,3 +19,6 @@ else
     PATH="$PWD/.venv/bin:$PATH"
 fi
 export PATH
+
+# Tests wait for children and disks: one process more than there are processors keeps all of those busy.
+TEST_PROCESSES=$(($(getconf _NPROCESSORS_ONLN) + 1))
