@@ -63,6 +63,7 @@ class StreamedResponse:
         self._error: str | None = None
         self._unreadable = 0
         self._withheld = False
+        self._left_out = False
         self._fault: str | None = None
 
     async def run(self, limit: HangUpLimit) -> None:
@@ -84,7 +85,7 @@ class StreamedResponse:
             await self._pass_tail()
         else:
             # The response stays unfinished, which breaks the connection: it must not look whole.
-            await self._client.write(self._view.text(self._parser.rest))
+            await self._client.write(self._rest())
 
     @property
     def _complete(self) -> bool:
@@ -127,6 +128,7 @@ class StreamedResponse:
         while start < len(data):
             if (run := self._run_from(data, start)) is not None:
                 start = run.end
+                self._left_out = False
                 yield run.visible
                 continue
             found = data.find(_EVENT_END, start)
@@ -151,6 +153,21 @@ class StreamedResponse:
         return True
 
     def _take(self, event: Event) -> bytes:
+        """Collect an event, and return what the client sees of it and of the line feed before it."""
+        visible = self._collect_event(event)
+        before, self._left_out = self._left_out, not visible
+        if event.after_cr:
+            # The line feed goes with the event that it ends, whether the client sees this one or not.
+            own = visible[1:]
+            return own if before else b"\n" + own
+        return visible
+
+    def _rest(self) -> bytes:
+        """What the client sees of what follows the last whole event."""
+        rest = self._parser.rest
+        return self._view.text(rest[1:] if self._left_out and self._parser.rest_after_cr else rest)
+
+    def _collect_event(self, event: Event) -> bytes:
         """Collect an event, and return what the client sees of it."""
         data = event.data
         if data is None:
@@ -196,7 +213,7 @@ class StreamedResponse:
                     await self._client.write(b"".join(self._take_all(chunk)))
         except (TimeoutError, UpstreamError):
             pass  # the call is whole and stored; how the connection ends is of no matter
-        await self._client.finish(self._view.text(self._parser.rest))
+        await self._client.finish(self._rest())
 
 
 def _error_message(error: Any) -> str:

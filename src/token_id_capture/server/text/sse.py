@@ -21,11 +21,15 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: its bytes with everything in between, its name, and where its data lines are in them."""
+    """One event: its bytes with everything in between, its name, and where its data lines are in them.
+
+    ``after_cr`` says that the first byte is the line feed that belongs to the end of the event before.
+    """
 
     raw: bytes
     name: bytes
     spans: tuple[tuple[int, int], ...]
+    after_cr: bool = False
 
     @property
     def data(self) -> bytes | None:
@@ -58,6 +62,7 @@ class EventParser:
         self._searched = 0
         self._line = 0
         self._after_cr = False
+        self._begins_after_cr = False
         self._name = b""
         self._spans: list[tuple[int, int]] = []
         self._first_line = True
@@ -71,6 +76,11 @@ class EventParser:
     def rest(self) -> bytes:
         """What was fed after the last complete event."""
         return b"".join(self._pieces)
+
+    @property
+    def rest_after_cr(self) -> bool:
+        """Whether ``rest`` begins with the line feed that belongs to the end of the last event."""
+        return self._begins_after_cr
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that ``chunk`` completes."""
@@ -90,6 +100,7 @@ class EventParser:
             split_crlf = self._after_cr and start == end and data[end:after] == b"\n"
             self._after_cr = data[end:after] == b"\r"
             if split_crlf:
+                self._begins_after_cr = self._begins_after_cr or start == begin
                 continue
             if self._first_line:
                 start += len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0
@@ -97,9 +108,9 @@ class EventParser:
             if start < end:
                 self._field(data, start, end, begin)
             else:
-                events.append(Event(data[begin:after], self._name, tuple(self._spans)))
+                events.append(Event(data[begin:after], self._name, tuple(self._spans), self._begins_after_cr))
                 begin = after
-                self._name, self._spans = b"", []
+                self._name, self._spans, self._begins_after_cr = b"", [], False
         self._pieces = [data[begin:]]
         self._line -= begin
         self._searched = len(data) - begin
