@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from support.commands import RunTokcap
 from support.reported import Rollout, write_rollouts
@@ -58,6 +60,12 @@ class Events:
                     if line["id"] == rollout_id and expected.items() <= line.items():
                         return dict(line)
         raise AssertionError("the stream ended")
+
+    async def trouble(self) -> str:
+        async with asyncio.timeout(SECONDS):
+            while await self._response.content.readline() != b"event: trouble\n":
+                assert not self._response.content.at_eof(), "the stream ended"
+            return (await self._response.content.readline()).decode()
 
 
 @contextlib.asynccontextmanager
@@ -122,6 +130,8 @@ async def test_a_rollout_is_what_the_report_shows_of_it(
         ("api/rollouts/..%2F..%2Fetc", 404, ""),
         ("api/rollouts?state=lost", 400, "'lost' is not a valid State"),
         ("api/rollouts?before=x", 400, "invalid literal"),
+        (f"api/rollouts?before={10**30}", 200, "hostile"),
+        (f"api/rollouts?before=-{10**30}", 200, '"lines":[]'),
     ],
 )
 async def test_what_cannot_be_shown_is_told(server: Server, path: str, status: int, said: str) -> None:
@@ -157,6 +167,38 @@ async def test_whoever_watches_is_told_what_changes(server: Server, database: Pa
         with contextlib.closing(sqlite3.connect(database)) as connection:
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         assert busy == 0
+
+
+async def test_a_page_that_opens_while_the_database_cannot_be_read_is_told_so_and_follows_once_it_can(
+    database: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(database, tmp_path / "moved.db"))
+    with running(path) as started:
+        shutil.move(path, tmp_path / "away.db")
+        async with following(started) as events:
+            assert "cannot be read" in await events.trouble()
+            shutil.move(tmp_path / "away.db", path)
+            # Whatever was stored before the first look that succeeds is not told, so writing goes on until it is.
+            async with TokenCaptureStore(path) as store, asyncio.timeout(SECONDS):
+                told = asyncio.create_task(events.line("again"))
+                while not told.done():
+                    await Rollout(store, "again").call()
+                    await asyncio.wait([told], timeout=0.2)
+                assert (await told)["state"] == "open"
+
+
+async def test_ctrl_c_while_a_page_is_open_says_nothing(database: Path) -> None:
+    with running(database) as started:
+        leave = contextlib.AsyncExitStack()
+        await leave.enter_async_context(following(started))
+    await leave.aclose()
+
+
+async def test_the_key_leads_to_no_other_host(server: Server) -> None:
+    async with aiohttp.ClientSession() as session:
+        url = URL(f"{server.base}/elsewhere.example/?key={server.key}", encoded=True)
+        async with session.get(url, allow_redirects=False) as response:
+            assert (response.status, response.headers["location"]) == (303, "/elsewhere.example/")
 
 
 @pytest.mark.parametrize("path", ["", "api/rollouts", "api/rollouts/masked", "api/events"])

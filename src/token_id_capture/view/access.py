@@ -47,7 +47,8 @@ class KeyRequired:
         if not self._is_key(request.query_params.get(KEY_PARAMETER, "")):
             return PlainTextResponse(f"Open the address that {self._command} printed: it has the key in it.\n", 403)
         # Without the key in it: addresses stay in histories, and are sent as referrers.
-        response = RedirectResponse(request.url.remove_query_params(KEY_PARAMETER).components[2] or "/", 303)
+        # With one slash: an address that begins with two names another host.
+        response = RedirectResponse(f"/{request.url.path.lstrip('/')}", 303)
         response.set_cookie(self._cookie, self._key.decode(), httponly=True, samesite="strict")
         return response
 

@@ -83,7 +83,10 @@ class Follower:
         async with self._starting:
             if self._task is None:
                 self._connection, self._running = None, {}
-                await asyncio.to_thread(self._look)
+                # Where it fails, the next look begins anew.
+                _, watcher.trouble = await self._try_to_look()
+                if watcher.trouble:
+                    watcher.woken.set()
                 self._task = asyncio.create_task(self._follow())
             self._watchers.add(watcher)
         try:
@@ -95,14 +98,17 @@ class Follower:
         try:
             while self._watchers:
                 await asyncio.sleep(_EVERY_SECONDS)
-                try:
-                    found, trouble = await asyncio.to_thread(self._look), ""
-                except (TokenCaptureError, sqlite3.Error, OSError) as error:
-                    found, trouble = (), f"the database cannot be read: {error}"
-                    _logger.warning("the database cannot be read: %s", error)
-                self._tell(found, trouble)
+                self._tell(*await self._try_to_look())
         finally:
             self._task = None
+
+    async def _try_to_look(self) -> tuple[tuple[RolloutLine, ...], str]:
+        """What has changed since the last look, or the trouble that kept it from being read."""
+        try:
+            return await asyncio.to_thread(self._look), ""
+        except (TokenCaptureError, sqlite3.Error, OSError) as error:
+            _logger.warning("the database cannot be read: %s", error)
+            return (), f"the database cannot be read: {error}"
 
     def _tell(self, found: tuple[RolloutLine, ...], trouble: str) -> None:
         self._changes.update(line.id for line in found)

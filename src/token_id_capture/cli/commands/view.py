@@ -74,5 +74,8 @@ def view(
         shown = key if api_key_file is None else "KEY"
         report(_STARTED.format(path, shown_address(listener), f"{KEY_PARAMETER}={shown}"))
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        # The streams of open pages are cut off then, which is no error to tell of.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])

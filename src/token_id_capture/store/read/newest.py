@@ -68,6 +68,8 @@ class Wanted:
 
 
 ANY: Final = Wanted()
+ALL: Final = 2**62
+"""No row has a number as large, and SQLite takes none that is much larger."""
 
 
 def newest_rollouts(
@@ -79,7 +81,7 @@ def newest_rollouts(
         f"{_LINES} WHERE {conditions} ORDER BY r.rowid DESC LIMIT :limit",
         {
             "limit": limit,
-            "before": 2**62 if before is None else before,
+            "before": ALL if before is None else max(0, min(before, ALL)),
             "text": wanted.text,
             "state": wanted.state,
             "outcome": wanted.outcome,
