@@ -72,7 +72,7 @@ FLAG_REASONS: Final[dict[str, str]] = {
     NO_TOKEN_IDS: "The engine answered without token ids or log probabilities.",
     OPEN_IN_BACKUP: "The rollout was open when this file was copied, so calls that came after it are not in it.",
     STORE_FAILED: "The tokens were there, but the database refused to store them.",
-    TOKEN_COUNT_MISMATCH: "Token ids, log probabilities and the engine's own count are not equally many.",
+    TOKEN_COUNT_MISMATCH: "Token ids, log probabilities and the engine's own count differ in number.",
     UNCAPTURED_ENDPOINT: "The call went to an endpoint that can generate but is not captured.",
     UNKNOWN_OUTCOME: "The engine failed after the request was sent, so what it generated is unknown.",
     UNSPECIFIED: "The rollout was marked incomplete without a reason.",

@@ -141,7 +141,7 @@ def test_a_damaged_call_is_copied_and_named(tokcap: RunTokcap, tmp_path: Path) -
     made = tokcap("backup", copy, "-d", database)
     assert made.returncode == 1
     assert one_line(made.stdout).startswith("call c1 of rollout math-0: ")
-    assert "1 damage; tokcap verify tells the same of the original" in one_line(made.stderr)
+    assert "1 damage; run tokcap verify on the original too" in one_line(made.stderr)
     assert sql(copy, "SELECT count(*) FROM entries") == [(6,)]
 
 

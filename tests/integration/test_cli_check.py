@@ -222,7 +222,7 @@ async def test_serve_refuses_an_engine_that_cannot_be_captured_unless_told_not_t
     said = await refused("-u", engine.url, "-d", str(tmp_path / "captures.db"), "--port", "0")
     assert said.startswith(f"what {engine.url} generates cannot be captured: chat / chat, streamed / ")
     assert "no_token_ids" in said
-    assert said.endswith("(--no-check starts all the same)")
+    assert said.endswith("(--no-check starts anyway)")
     async with serving(tmp_path / "captures.db", engine.url, "--no-check") as server:
         assert (await server.post(server.base() + CHAT))[0] == 200
 

@@ -35,7 +35,7 @@ def test_what_is_copied_and_what_is_left_out_is_said(tokcap: RunTokcap, tmp_path
     assert mode_of(there) == 0o600
     second = tokcap("copy", here, there, "--include-open")
     assert second.returncode == 0
-    assert one_line(second.stderr) == "tokcap: copied 1 rollout of 3 calls, 1 there already"
+    assert one_line(second.stderr) == "tokcap: copied 1 rollout of 3 calls, 1 already there"
     sql(there, "UPDATE rollouts SET version = 9 WHERE rollout_id = 'math-0'")
     third = tokcap("copy", here, there, "math-0", "math-1", "nobody", "--json", "--include-open")
     assert third.returncode == 1

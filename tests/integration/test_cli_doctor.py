@@ -110,7 +110,7 @@ def test_a_database_whose_rollouts_were_all_handed_on_is_healthy(tokcap: RunTokc
     assert shown.returncode == 2
     shown = tokcap("doctor", "-d", database)
     assert shown.returncode == 0, shown.stdout
-    assert "nothing needs you" in shown.stdout
+    assert "nothing to do" in shown.stdout
     assert "0 open, 0 frozen, 1 retired" in shown.stdout
     assert "structure  sound" in shown.stdout
     assert "structure  not checked" in tokcap("doctor", "-d", database, "--no-check").stdout

@@ -83,7 +83,7 @@ def test_what_is_left_out_is_said_with_its_reason(tokcap: RunTokcap, database: P
         "tokcap: exported 2 rollouts: 10 tokens, 5 of them sampled",
         "tokcap:      1 left out, masked: capture_incomplete",
         "tokcap:      1 left out, masked: multiple_roots",
-        "tokcap:      1 left out, not frozen: --include-open takes them as they are",
+        "tokcap:      1 left out, not frozen: --include-open exports them as they are",
     ]
     counts = json.loads(tokcap("export", "-d", database, "-o", tmp_path / "again.jsonl", "--json").stdout)
     assert counts["masked"] == {"capture_incomplete": 1, "multiple_roots": 1}
@@ -286,7 +286,7 @@ def test_an_export_without_a_row_leaves_no_file_in_the_way_of_the_next(
     database = asyncio.run(one_open())
     nothing = tokcap("export", "-d", database, "-o", tmp_path / name)
     assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert "no row is to be exported, so no file was written" in nothing.stderr
+    assert "there is no row to export, so no file was written" in nothing.stderr
     assert "1 left out, not frozen" in nothing.stderr
     assert [path for path in tmp_path.iterdir() if path.name.startswith(("rows", ".rows"))] == []
     assert tokcap("export", "-d", database, "-o", tmp_path / name, "--include-open").returncode == 0

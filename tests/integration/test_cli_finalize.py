@@ -242,7 +242,7 @@ def test_broken_lines_are_named_and_the_others_are_done(bench: Bench) -> None:
     assert done.returncode == 1
     refused = [line for line in done.stderr.splitlines() if "is refused" in line]
     assert [int(line.split()[2]) for line in refused] == [2, 3, 4, 6, 7, 8, 9]
-    assert "no JSON object, but list" in refused[2]
+    assert "not a JSON object, but list" in refused[2]
     assert "--id-field" in refused[3]
     assert "'../x'" in refused[4]
     assert [row["_ng_task_index"] for row in bench.rows()] == [0, 1]
@@ -354,7 +354,7 @@ def test_rows_of_the_other_format_are_not_mixed_in(bench: Bench) -> None:
     bench.write(record(0))
     assert bench.finalize("--format", "trajectory").returncode == 0
     before = bench.output.read_bytes()
-    assert "no row of --format record" in one_line(bench.finalize("--format", "record"))
+    assert "not a row of --format record" in one_line(bench.finalize("--format", "record"))
     assert bench.output.read_bytes() == before
 
 

@@ -87,4 +87,4 @@ async def test_the_key_of_agents_is_refused_as_that_of_the_hand_off(tmp_path: Pa
         *("-u", NOBODY, "-d", str(tmp_path / "c.db"), "--no-check"),
         *("--api-key-file", keys["agents"], "--hand-off-key-file", str(tmp_path / "copy")),
     )
-    assert said.endswith("holds the key of --api-key-file, which agents have: write another one")
+    assert said.endswith("holds the key of --api-key-file, which agents know: use a different key")

@@ -88,7 +88,7 @@ def test_old_tombstones_and_their_trail_go_and_everything_else_stays(tokcap: Run
         "tombstones of retired rollouts": ["2", "-"],
         "outcomes of rollouts that are gone": ["2", "-"],
         "late writes to rollouts that are gone": ["2", "-"],
-        "processes that nothing names": ["0", "-"],
+        "processes that no row refers to": ["0", "-"],
         "masked and failed rollouts (kept without --evidence)": ["2", "build_failed 1, multiple_roots 1"],
     }
     assert one_line(done.stderr) == (

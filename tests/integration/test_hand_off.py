@@ -164,7 +164,7 @@ UNREADABLE = (
     ("GET", "/rollouts/.r", b"", "invalid rollout id"),
     ("POST", "/rollouts/r/rows?sequences=some", b"", "sequences must be one of main, all"),
     ("POST", "/rollouts/r/rows?masked=some", b"", "masked must be one of keep, drop, placeholder"),
-    ("POST", "/rollouts/r/rows", b"[]", "no JSON object"),
+    ("POST", "/rollouts/r/rows", b"[]", "not a JSON object"),
     ("POST", "/rollouts/r/rows", b'{"_ng_rollout_id": "s"}', "the record is of rollout 's', not of 'r'"),
     ("POST", "/rollouts/r/acknowledge", b"{", "truncated"),
     ("POST", "/rollouts/r/acknowledge", b'{"snapshot_id": 1}', "Expected `str`"),

@@ -56,8 +56,8 @@ SequencesOption = Annotated[
     typer.Option(
         "--sequences",
         metavar="main|all",
-        help="main: one row a rollout, the main agent's sequence. all: a row for each sequence, each sampled token "
-        "with loss in one of them.",
+        help="main: one row per rollout, the main agent's sequence. all: one row per sequence; each sampled token "
+        "has loss in exactly one of them.",
     ),
 ]
 ModelsOption = Annotated[
@@ -102,7 +102,7 @@ def destination_option(
         if destination.is_stdout and json:
             fail("rows and --json cannot both go to standard output: name a file for the rows")
         if destination.is_stdout and destination.file_format is FileFormat.PARQUET and sys.stdout.isatty():
-            fail("Parquet is not for a terminal: name a file, or lead standard output into one")
+            fail("Parquet cannot go to a terminal: name a file, or redirect standard output to one")
     except ConfigurationError as error:
         fail(str(error))
     return destination
@@ -199,7 +199,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        fail("nothing was removed: without a terminal to ask on, say --yes")
+        fail("nothing was removed: without a terminal to ask on, use --yes")
     if not typer.confirm(question, err=True):
         fail("nothing was removed", EXIT_PARTIAL)
 

@@ -30,7 +30,7 @@ CAUSE_REMEDIES: Final[dict[Cause, str]] = {
     "template that keeps them. Each part can still be trained on, with tokcap finalize --sequences all.",
     Cause.AUXILIARY: "Nothing is wrong: it does not mask the main sequence where the harness tells whose call it is. "
     "tokcap finalize --sequences all delivers both.",
-    Cause.BRANCH: "Where a harness means to branch, train on every branch, with tokcap finalize --sequences all.",
+    Cause.BRANCH: "If a harness branches on purpose, train on every branch, with tokcap finalize --sequences all.",
     Cause.RETRY: "Give the harness more time before it asks again.",
     Cause.COMPACTION: "Switch compaction off or raise the length at which it sets in, or give what follows it a "
     "rollout id of its own. Both parts can still be trained on, with tokcap finalize --sequences all.",
@@ -55,7 +55,7 @@ def suspect(divergence: ExplainedDivergence, lost_calls: int) -> Suspicion:
         because = f"another answer stands where the captured one was, and of this rollout {lost} lost"
         return Suspicion(Cause.LOST_CALL, because)
     if cause is Cause.RETOKENIZATION and span is None and divergence.decoded and divergence.answer_left > 1:
-        return Suspicion(Cause.EDITED_HISTORY, "the end of the answer reads otherwise", certain=True)
+        return Suspicion(Cause.EDITED_HISTORY, "the end of the answer reads differently", certain=True)
     certain = span is not None and span.same_text is False and cause is Cause.EDITED_HISTORY
     return Suspicion(cause, _because(divergence), certain)
 
@@ -82,8 +82,8 @@ def _because(divergence: ExplainedDivergence) -> str:
         if divergence.answer_left > 1:
             return f"only the last {divergence.answer_left} tokens of the answer differ"
         return (
-            "only the last token of the answer is another one, as where a chat template ends a message otherwise "
-            "than the engine does"
+            "only the last token of the answer differs, as when a chat template ends a message in another way than "
+            "the engine"
         )
     if span is None:
         return "from there on the prompt has nothing in common with what stood there"

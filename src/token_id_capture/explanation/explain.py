@@ -141,7 +141,7 @@ def _contradictions(rollout: StoredRollout, build: Build) -> Iterator[str]:
         return
     if latest.version < rollout.snapshot.version:
         yield (
-            f"The outcome is on version {latest.version}; marks since then have raised it to "
+            f"The outcome was recorded for version {latest.version}; later flags raised the version to "
             f"{rollout.snapshot.version}."
         )
     if (latest.outcome == Outcome.DELIVERED) != build.deliverable:
@@ -240,7 +240,7 @@ def _finding(reason: str, calls: Sequence[str] = (), detail: str = "") -> Findin
 def _words(reason: str) -> tuple[str, str]:
     """What a reason means, and what to do about it."""
     if reason not in SENTENCES:
-        return "This is none of the reasons of this package: whoever recorded it knows what it means.", ""
+        return "This package does not define this reason; the program that recorded it does.", ""
     return SENTENCES[reason], REMEDIES[reason]
 
 

@@ -124,4 +124,4 @@ class Exporter:
             if state is None:
                 yield f"no rollout {rollout_id!r} is in this database: check the id and --database"
             elif state is State.RETIRED:
-                yield f"rollout {rollout_id!r} is retired: its rows are where they were delivered to"
+                yield f"rollout {rollout_id!r} is retired: its rows are in the output that they were delivered to"

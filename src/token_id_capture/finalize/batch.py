@@ -153,7 +153,7 @@ class Finalizer:
             line = read_line(number, raw, self._plan.id_field)
             first = self._line_of.setdefault(line.rollout_id, number)
             if first != number:
-                raise ValueError(f"rollout {line.rollout_id!r} stands in line {first} already")
+                raise ValueError(f"rollout {line.rollout_id!r} is already in line {first}")
         except ValueError as error:
             self._totals.refused += 1
             self._report(f"line {number} is refused: {error}")
@@ -172,7 +172,7 @@ class Finalizer:
                 return True  # its row says so
             self._totals.unknown += 1
             self._report(
-                f"no rollout {line.rollout_id!r} is in this database, and no file of this name is here: check the id "
+                f"no rollout {line.rollout_id!r} is in this database, and there is no file of this name: check the id "
                 "and --database"
             )
             return False
@@ -184,7 +184,7 @@ class Finalizer:
     def _look_for_records(self) -> None:
         for rollout_id in sorted(self._plan.rollouts - self._line_of.keys()):
             self._totals.without_record += 1
-            self._report(f"no record is of rollout {rollout_id!r}: check the id and the records")
+            self._report(f"no record belongs to rollout {rollout_id!r}: check the id and the records")
 
     async def _publish(self) -> list[str]:
         """Make the output of the rows, if they are not in it already."""

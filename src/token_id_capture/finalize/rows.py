@@ -70,7 +70,7 @@ def read_line(number: int, raw: bytes, id_field: str | None) -> RolloutLine:
     """Parse one line of the input.
 
     Raises:
-        ValueError: it is no JSON object, or carries no rollout id or a malformed one.
+        ValueError: it is not a JSON object, or carries no rollout id or a malformed one.
     """
     record, exact = parse_record(raw)
     return RolloutLine(number, raw, record, record_rollout_id(record, id_field), exact)
@@ -80,7 +80,7 @@ def parse_record(raw: bytes) -> tuple[dict[str, Any], bool]:
     """The record, and whether every number of it is one that JSON itself knows.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     constants: list[str] = []
 
@@ -91,9 +91,9 @@ def parse_record(raw: bytes) -> tuple[dict[str, Any], bool]:
     try:
         record = json.loads(raw, parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from error
+        raise ValueError(f"not JSON ({error})") from error
     if not isinstance(record, dict):
-        raise ValueError(f"no JSON object, but {type(record).__name__}")
+        raise ValueError(f"not a JSON object, but {type(record).__name__}")
     return record, not constants
 
 
@@ -175,10 +175,10 @@ def read_row(raw: bytes, row_format: RowFormat, id_field: str | None) -> tuple[s
     except orjson.JSONDecodeError:
         row = json.loads(raw)  # slower, and knows NaN
     if not isinstance(row, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     is_trajectory = "token_ids" in row and "loss_mask" in row
     if is_trajectory is not (row_format is RowFormat.TRAJECTORY):
-        raise ValueError(f"no row of --format {row_format}")
+        raise ValueError(f"not a row of --format {row_format}")
     if is_trajectory:
         return validate_rollout_id(row.get("rollout_id", "")), _delivered(row, row.get("mask_reason"))
     capture = row.get(TOKEN_CAPTURE_KEY)

@@ -65,7 +65,7 @@ class _Answer:
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
-            raise HandOffError(f"the gateway answered something else than was asked: {error}") from error
+            raise HandOffError(f"the gateway sent something other than was asked for: {error}") from error
 
 
 class _AgainError(Exception):

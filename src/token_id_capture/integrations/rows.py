@@ -46,7 +46,7 @@ class Row:
         if not len(tokens) == len(mask) == len(log_probs):
             raise ValueError(
                 f"the row of {_named(row)} has {len(tokens)} token ids, {len(mask)} loss mask values and "
-                f"{len(log_probs)} log probabilities: they must be equally many"
+                f"{len(log_probs)} log probabilities: their numbers must be equal"
             )
         masked = bool(row.get("mask_sample") or row.get("mask_reason"))
         if len(tokens) < 2:

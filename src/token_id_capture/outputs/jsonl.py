@@ -36,12 +36,12 @@ def parse(line: bytes) -> Row:
     """The row of a line.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
         row = json.loads(line)  # slower, and knows NaN and large numbers
     if not isinstance(row, dict):
-        raise ValueError(f"no JSON object, but {type(row).__name__}")
+        raise ValueError(f"not a JSON object, but {type(row).__name__}")
     return row

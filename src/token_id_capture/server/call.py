@@ -134,7 +134,7 @@ class CapturedCall:
         read = self._bodies.whole(body)
         parsed = read.parsed
         if not (isinstance(parsed, dict) or (isinstance(parsed, list) and self._body.endpoint is Endpoint.GENERATE)):
-            await self._unreadable(limit, "it is no JSON object")
+            await self._unreadable(limit, "it is not a JSON object")
             return
         if isinstance(parsed, dict) and "choices" not in parsed and parsed.get("error") is not None:
             await self._recorder.flag(reasons.UNKNOWN_OUTCOME, _message(parsed, body))
@@ -147,7 +147,7 @@ class CapturedCall:
                 headers.append((b"content-type", EVENT_STREAM))
                 body = event_stream(self._body.endpoint, orjson.loads(body), with_usage=self._body.asks_usage)
         except ValueError as error:
-            await self._withheld(f"what the client did not ask for cannot be taken out of it ({error})")
+            await self._withheld(f"the fields that the client did not ask for cannot be removed ({error})")
             return
         await self._client.response(response.status, _with_length(headers, body), body)
 

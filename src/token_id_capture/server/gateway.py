@@ -114,8 +114,8 @@ class Gateway:
         if not self._told_untagged:
             self._told_untagged = True
             _logger.warning(
-                "%s %s was served and not captured, for its path is of no rollout: give agents "
-                "http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL. This is said once; "
+                "%s %s was served but not captured, because its path names no rollout: give agents "
+                "http://HOST:PORT/ng-rollout/ROLLOUT/training-token-capture as their base URL. This is logged once; "
                 "tokcap_calls_untagged_total counts such calls.",
                 scope["method"],
                 scope["path"],

@@ -97,13 +97,14 @@ class GatewaySettings(BaseModel):
     )
     inline_system: InlineSystemSetting = Field(
         INLINE_SYSTEM,
-        description="System messages behind others in such calls: keep, user (the same text from the user), merge "
-        "(into the first one), or auto (keep, or user if the engine's template refuses them).",
+        description="System messages that follow other messages in such calls: keep, user (send the text as the "
+        "user's), merge (into the first one), or auto (keep, or user if the engine's template refuses "
+        "them).",
     )
     history: HistorySetting = Field(
         HISTORY,
-        description="What clients rewrote in the history of such calls: exact undoes it, full also puts back the "
-        "reasoning that they dropped, off leaves it.",
+        description="What to do about history that clients rewrote in such calls: exact undoes it, full also "
+        "restores the reasoning that they dropped, off leaves it.",
     )
     chat_history: HistorySetting = Field(
         CHAT_HISTORY,
@@ -111,8 +112,8 @@ class GatewaySettings(BaseModel):
     )
     continuity: Policy = Field(
         Policy(CONTINUITY),
-        description="Send the exact tokens of the call that a request continues: off, template (where they read the "
-        "same) or exact.",
+        description="Send the exact tokens of the call that a request continues: off, template (only if they decode "
+        "to the same text) or exact.",
     )
     traces: bool = Field(
         False,

@@ -101,7 +101,7 @@ class StreamedResponse:
         elif self._fault is not None:
             await self._recorder.flag(reasons.CAPTURE_FAILED, self._fault)
         elif self._unreadable:
-            detail = f"{self._unreadable} of the stream's events are no JSON objects"
+            detail = f"{self._unreadable} of the stream's events are not JSON objects"
             await self._recorder.flag(reasons.INVALID_TOKENS, detail)
         elif self._complete:
             await self._commit(self._merger.response)

@@ -351,5 +351,5 @@ def _json(entry: TokenEntry, value: Any) -> bytes:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
         raise InvalidEntryError(
-            f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} holds a value that is no JSON: {error}"
+            f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} holds a value that is not JSON: {error}"
         ) from error

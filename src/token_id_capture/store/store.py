@@ -99,7 +99,7 @@ class TokenCaptureStore:
             UnusableDatabaseError: the database is on a server; ``location`` tells which.
         """
         if isinstance(self.location, ServerUrl):
-            raise UnusableDatabaseError(f"{self.location} is no file: ask for the store's location")
+            raise UnusableDatabaseError(f"{self.location} is not a file: ask for the store's location")
         return self.location
 
     @property

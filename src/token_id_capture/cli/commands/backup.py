@@ -16,11 +16,13 @@ from token_id_capture.cli.output.units import plural, show_bytes
 
 
 def backup(
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="The new file; what is there is never replaced.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DEST", help="The new file; an existing file is never replaced.")
+    ],
     database: DatabaseFileOption,
     flag_open: Annotated[
         bool,
-        typer.Option(help="Flag rollouts that are open in the copy, since it lacks the calls that come after it."),
+        typer.Option(help="Flag the rollouts that are open in the copy, because it lacks their later calls."),
     ] = True,
 ) -> None:
     """Copy a database to a new file while other processes write it.
@@ -43,7 +45,7 @@ def backup(
         damages = back_up(path, Path(os.path.abspath(destination)), checked, show, flag_open=flag_open)
     for damage in damages:
         print_line(str(damage))
-    outcome = f"{plural(len(damages), 'damage')}; tokcap verify tells the same of the original" if damages else "sound"
+    outcome = f"{plural(len(damages), 'damage')}; run tokcap verify on the original too" if damages else "sound"
     report(f"copied {show_bytes(destination.stat().st_size)} to {destination}; {checked_in_words(checked)}: {outcome}")
     if damages:
         raise typer.Exit(EXIT_PARTIAL)

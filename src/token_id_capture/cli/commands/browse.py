@@ -42,7 +42,7 @@ def browse(
         fail(f"tokcap browse needs {missing}: pip install 'token-id-capture[browse]'")
     import uvicorn
 
-    where = address_of(host, port, guarded=False, instead="every token could be read there; use 127.0.0.1")
+    where = address_of(host, port, guarded=False, instead="anyone who reaches it could read every token; use 127.0.0.1")
     with listener_at(where, _CLIENT_SECONDS) as listener:
         key = secrets.token_urlsafe(24)
         config = uvicorn.Config(make_site(path, key), log_level="warning", lifespan="on")

@@ -38,7 +38,10 @@ def copy(
     ] = None,
     include_open: Annotated[
         bool,
-        typer.Option("--include-open", help="Also rollouts that are not frozen, as they are: once nobody writes them."),
+        typer.Option(
+            "--include-open",
+            help="Also copy rollouts that are not frozen, as they are now; only safe once nobody writes to them.",
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -72,16 +75,17 @@ def copy(
 
 
 def _done(copied: Copied) -> str:
-    there = f", {copied.already_there:,} there already" if copied.already_there else ""
+    there = f", {copied.already_there:,} already there" if copied.already_there else ""
     return f"copied {plural(copied.copied, 'rollout')} of {plural(copied.calls, 'call')}{there}"
 
 
 def _say_left_out(copied: Copied) -> None:
-    _list(copied.open_rollouts, "not frozen: finalize them first, or use --include-open once nobody writes them")
+    _list(copied.open_rollouts, "not frozen: finalize them first, or use --include-open once nobody writes to them")
     _list(
-        copied.conflicts, "different in the target, where nothing was changed: tokcap delete it there to copy it anew"
+        copied.conflicts,
+        "different in the target, which is unchanged: delete them there with tokcap delete, then copy again",
     )
-    _list(copied.absent, "not in the source: tokcap ls lists what is")
+    _list(copied.absent, "not in the source: tokcap ls lists its rollouts")
     for damage in copied.damaged[:_LISTED]:
         report(f"damaged and left out: {damage}")
     if len(copied.damaged) > _LISTED:

@@ -25,7 +25,7 @@ def delete(
     keep_tombstone: Annotated[
         bool, typer.Option("--keep-tombstone", help="Retire them instead: their ids stay closed for late writes.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete rollouts whatever their state, before their ids are used again.
 

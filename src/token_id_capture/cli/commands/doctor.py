@@ -76,7 +76,7 @@ def _print(health: Health, diagnosis: Diagnosis) -> None:
         for sentence in sentences:
             print_line(f"- {sentence}")
     if not diagnosis.findings:
-        print("\nnothing needs you")
+        print("\nnothing to do")
 
 
 def _summary(health: Health) -> list[str]:
@@ -105,10 +105,9 @@ def _of_file(file: FileHealth) -> list[str]:
     structure = "not checked" if damage is None else "damaged" if damage else "sound"
     return [
         f"database   {file.path}",
-        f"file       {show_bytes(file.size)}, {show_bytes(file.free_size)} of it free; "
-        f"WAL {show_bytes(file.wal_size)}; "
-        f"mode {file.mode}, on {file.file_system or 'an unknown file system'}, "
-        f"schema {file.schema_revision}, SQLite {file.sqlite_version}",
+        f"file       {show_bytes(file.size)}, {show_bytes(file.free_size)} of it free; WAL "
+        f"{show_bytes(file.wal_size)}; mode {file.mode}, on {file.file_system or 'an unknown file system'}, schema "
+        f"{file.schema_revision}, SQLite {file.sqlite_version}",
         f"structure  {structure}",
     ]
 

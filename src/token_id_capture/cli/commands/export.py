@@ -73,13 +73,13 @@ OutputOption = Annotated[
 ]
 FormatOption = Annotated[
     FileFormat | None,
-    typer.Option("--file-format", "--format", help="By default what the name of the output ends in."),
+    typer.Option("--file-format", "--format", help="By default, taken from the ending of the output name."),
 ]
 PerRequestOption = Annotated[
-    bool, typer.Option("--per-request", help="Each call as a sequence of its own, of masked rollouts too.")
+    bool, typer.Option("--per-request", help="Export each call as its own sequence, also from masked rollouts.")
 ]
 IncludeOpenOption = Annotated[
-    bool, typer.Option("--include-open", help="Also rollouts that are not frozen, as far as they have come.")
+    bool, typer.Option("--include-open", help="Also export rollouts that are not frozen, as they are now.")
 ]
 RecordsOption = Annotated[
     Path | None,
@@ -96,7 +96,7 @@ IdFieldOption = Annotated[
     str | None, typer.Option("--id-field", metavar="FIELD", help="The field of a record that holds its rollout id.")
 ]
 JobsOption = Annotated[
-    int, typer.Option(min=0, help="Processes that read; 0: one a processor where there are many rollouts.")
+    int, typer.Option(min=0, help="Processes that read; 0 means one per processor if there are many rollouts.")
 ]
 
 
@@ -242,7 +242,7 @@ def _summarise(exported: Exported, plan: Plan, json: bool) -> None:
     if len(exported.damaged) > _LISTED:
         report(f"and {len(exported.damaged) - _LISTED:,} more; tokcap verify lists every damage")
     if not exported.rows:
-        report("no row is to be exported" + ("" if plan.destination.is_stdout else ", so no file was written"))
+        report("there is no row to export" + ("" if plan.destination.is_stdout else ", so no file was written"))
     if exported.damaged or exported.without_rollout or exported.without_record or not exported.rows:
         raise typer.Exit(EXIT_PARTIAL)
 
@@ -256,6 +256,6 @@ def _summary(exported: Exported, plan: Plan) -> Iterator[str]:
     for reason, count in exported.masked.most_common():
         yield f"{count:>6,} left out, masked: {reason}"
     if exported.open_rollouts:
-        yield f"{exported.open_rollouts:>6,} left out, not frozen: --include-open takes them as they are"
+        yield f"{exported.open_rollouts:>6,} left out, not frozen: --include-open exports them as they are"
     if exported.without_record:
         yield f"{exported.without_record:>6,} left out, without a record"

@@ -52,12 +52,12 @@ RolloutsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[RECORDS] [ROLLOUT]...",
-        help="The records of finished rollouts, one JSON object a line, or - for a pipe; and the rollouts to finalize, "
-        "by default each that has a record. Without records, the rollouts that are named.",
+        help="The records of finished rollouts, one JSON object per line (- reads a pipe), then the rollouts to "
+        "finalize: by default each one that has a record. Without records, name the rollouts.",
     ),
 ]
 RecordsOption = Annotated[
-    Path | None, typer.Option("--records", metavar="RECORDS", help="The records, if all arguments are rollouts.")
+    Path | None, typer.Option("--records", metavar="RECORDS", help="The records, if all arguments are rollout ids.")
 ]
 OutputOption = Annotated[
     # Not a Path, which would take the slashes out of a URL.
@@ -66,12 +66,13 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="PATH",
-        help="The file that rows are appended to: .jsonl; or the one that is written when all rows are there: "
-        ".jsonl.gz, .jsonl.zst, .parquet or a URL of fsspec, as in s3://bucket/rows.parquet. - is standard output.",
+        help="Where the rows go. Rows are appended to a .jsonl file; a .jsonl.gz, .jsonl.zst or .parquet file, or a "
+        "URL of fsspec such as s3://bucket/rows.parquet, is written once all rows are there. - is standard "
+        "output.",
     ),
 ]
 FileFormatOption = Annotated[
-    FileFormat | None, typer.Option("--file-format", help="By default what the name of the output ends in.")
+    FileFormat | None, typer.Option("--file-format", help="By default, taken from the ending of the output name.")
 ]
 FormatOption = Annotated[
     RowFormat,
@@ -114,7 +115,7 @@ IdFieldOption = Annotated[
 ]
 MinSamplesOption = Annotated[
     int | None,
-    typer.Option("--mask-fraction-min-samples", min=1, help="Rows to see before --max-mask-fraction counts (50)."),
+    typer.Option("--mask-fraction-min-samples", min=1, help="Rows to build before --max-mask-fraction applies (50)."),
 ]
 MaskFractionOption = Annotated[
     float | None,
@@ -223,9 +224,9 @@ def _output(destination: Destination, retire: bool) -> RowsOutput:
     from token_id_capture.finalize.publication import RowsOutput, check_installed
 
     if retire and destination.is_stdout:
-        fail("--retire needs rows that are durable, and nobody knows what becomes of them in a pipe: name a file")
+        fail("--retire needs durable rows, and a pipe cannot promise that: name a file")
     if retire and destination.is_url:
-        fail("--retire needs rows that are durable one by one, and those behind a URL are not: name a local file")
+        fail("--retire needs each row to be durable on its own, and a URL cannot promise that: name a local file")
     check_installed(destination)
     replaces = destination.overwrite and any(destination.existing())
     output = RowsOutput(destination, output_stream, replaces)

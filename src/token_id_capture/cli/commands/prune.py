@@ -24,7 +24,7 @@ def prune(
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Masked and failed rollouts too, with all their captures.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
     """Delete old tombstones and, on request, old evidence.
@@ -67,7 +67,7 @@ def _print(old: Old, evidence: bool) -> None:
         ("tombstones of retired rollouts", old.tombstones, ""),
         ("outcomes of rollouts that are gone", old.outcomes, ""),
         ("late writes to rollouts that are gone", old.late_writes, ""),
-        ("processes that nothing names", len(old.writers), ""),
+        ("processes that no row refers to", len(old.writers), ""),
         (
             f"masked and failed rollouts{'' if evidence else ' (kept without --evidence)'}",
             len(old.evidence),

@@ -222,11 +222,11 @@ def _check_engine(settings: WorkerSettings, upstream: str) -> CheckResult:
     )
     if not result.captured:
         why = "; ".join(told(result.modes)) or result.found.problem
-        fail(f"what {upstream} generates cannot be captured: {why} (--no-check starts all the same)")
+        fail(f"calls to {upstream} cannot be captured: {why} (--no-check starts anyway)")
     if result.continuity is not None and settings.continuity not in result.continuity.policies:
         fail(
             f"--continuity {settings.continuity} does not work with {upstream}: {continuity_of(result)} "
-            "(--no-check starts all the same)"
+            "(--no-check starts anyway)"
         )
     where = f" at {upstream}" if len(settings.upstream) > 1 else ""
     announce(

@@ -21,7 +21,11 @@ STDIN = "-"
 def sql(
     database: DatabaseOption,
     statement: Annotated[
-        str, typer.Argument(metavar="[STATEMENT]", help="One SQL statement that reads; - or nothing reads a pipe.")
+        str,
+        typer.Argument(
+            metavar="[STATEMENT]",
+            help="One SQL statement that only reads; without it, or with -, it comes from a pipe.",
+        ),
     ] = STDIN,
     json: JsonOption = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values instead of a table.")] = False,

@@ -15,7 +15,7 @@ from token_id_capture.cli.output.units import show_bytes
 def vacuum(
     database: DatabaseFileOption,
     full: Annotated[
-        bool, typer.Option("--full", help="Write the whole file anew; all writers wait until it is done.")
+        bool, typer.Option("--full", help="Rewrite the whole file; all writers wait until it is done.")
     ] = False,
 ) -> None:
     """Give free pages back to the file system.
@@ -40,8 +40,8 @@ def vacuum(
     )
     if done.waiting:
         report(
-            f"{show_bytes(done.waiting)} more will go at a checkpoint once nobody reads an older state: "
-            "a reader keeps a transaction open"
+            f"{show_bytes(done.waiting)} more will be given back at a checkpoint once a reader ends its open "
+            f"transaction"
         )
     if not done.incremental:
         report("this file was made without incremental vacuum: tokcap vacuum --full gives free pages back")

@@ -23,9 +23,9 @@ _CLIENT_SECONDS = 60.0
 
 def view(
     database: DatabaseFileOption,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on; others than loopback need a key.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; any address but loopback needs a key.")
+    ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65_535, help="0 takes a free one.")] = 8002,
     tokenizer: Annotated[
         Path | None,
@@ -37,7 +37,7 @@ def view(
         typer.Option(
             "--api-key-file",
             metavar="PATH",
-            help="A file with the key that lets somebody look; without it a new one is made, and printed.",
+            help="A file with the key that viewers need; by default a new key is made and printed.",
         ),
     ] = None,
 ) -> None:
@@ -53,7 +53,7 @@ def view(
     from token_id_capture.view.access import KEY_PARAMETER
     from token_id_capture.view.app import make_app
 
-    path = database_file(database, "tokcap report shows rollouts of a server, too")
+    path = database_file(database, "tokcap report also shows the rollouts of a server")
     with reading(database):
         pass  # whatever is wrong with the file is said now, not on a page
     if api_key_file is not None:

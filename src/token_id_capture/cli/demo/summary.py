@@ -72,7 +72,9 @@ class Report:
         print(f"{delivered} rollouts delivered, {masked} masked, in {self.seconds:.1f} s.")
         if not self.problems:
             tokens = f"{sum(outcome.delivered_tokens for outcome in self.outcomes):,}"
-            print(f"The model itself gives each of the {tokens} delivered tokens the very log probability delivered.")
+            print(
+                f"The model itself gives each of the {tokens} delivered tokens exactly the log probability delivered."
+            )
         if self.kept:
             self._print_files()
 

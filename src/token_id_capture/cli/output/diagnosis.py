@@ -58,7 +58,7 @@ def _judge_calls(health: Health, diagnosis: Diagnosis) -> None:
         hosts = ", ".join(sorted({call.host for call in unknown})[:3])
         diagnosis.findings.append(
             f"{plural(len(unknown), 'call')} of {_rollouts(unknown)} begun where this command cannot see ({hosts}): "
-            "run tokcap doctor there, or in the same container, to know whether the process still runs."
+            "run tokcap doctor there, or in the same container, to learn whether the process still runs."
         )
     if overtaken := by_fate.get("overtaken"):
         diagnosis.notes.append(
@@ -80,8 +80,8 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
     nobody = "" if health.anybody_writes else ", and no process writes any more"
     if rollouts.open_with_calls.count:
         waiting.append(
-            f"{_named(rollouts.open_with_calls)} open with captured calls{nobody}: "
-            "tokcap finalize freezes and builds them."
+            f"{_named(rollouts.open_with_calls)} open with captured calls{nobody}: tokcap finalize freezes and builds "
+            f"them."
         )
     if rollouts.open_without_calls.count and not health.anybody_writes:
         waiting.append(
@@ -100,8 +100,8 @@ def _judge_rollouts(health: Health, diagnosis: Diagnosis) -> None:
         )
     if rollouts.delivered_not_retired.count:
         diagnosis.notes.append(
-            f"{_named(rollouts.delivered_not_retired)} delivered and not retired: "
-            "tokcap finalize --retire on the same files deletes their captures."
+            f"{_named(rollouts.delivered_not_retired)} delivered and not retired: tokcap finalize --retire on the "
+            f"same files deletes their captures."
         )
     for word, evidence in ((Outcome.MASKED, rollouts.masked), (Outcome.FAILED, rollouts.failed)):
         if evidence.count:
@@ -141,8 +141,8 @@ def _judge_file(file: FileHealth, diagnosis: Diagnosis) -> None:
         diagnosis.notes.append(f"the file lies on {file.file_system}: a restart of the machine loses it.")
     if file.leftovers:
         diagnosis.notes.append(
-            f"{plural(len(file.leftovers), 'file')} of killed backups ({file.leftovers[0]}): the next tokcap backup to "
-            "the same name removes them, and so may you."
+            f"{plural(len(file.leftovers), 'file')} of killed backups ({file.leftovers[0]}): the next tokcap backup "
+            f"to the same name removes them; you may delete them too."
         )
     if file.wal_reset_bug:
         diagnosis.notes.append(
@@ -156,7 +156,7 @@ def _judge_server(server: ServerHealth, diagnosis: Diagnosis) -> None:
     if server.problem and not server.standby:
         diagnosis.findings.append(f"a store refuses this server: {server.problem}.")
     if server.standby:
-        diagnosis.notes.append("this server is a standby: it is read here, and stores need the primary.")
+        diagnosis.notes.append("this server is a standby: it can be read, but stores need the primary.")
     if server.settings["full_page_writes"] == "off":
         diagnosis.findings.append(
             "full_page_writes is off there: unless its file system writes pages whole (ZFS does), a loss of power "

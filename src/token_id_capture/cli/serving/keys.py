@@ -39,7 +39,7 @@ def refuse_one_key(agents: str | None, other: str | None) -> None:
         ConfigurationError: both hold the same key, or as for ``read_key``.
     """
     if agents is not None and other is not None and read_key(agents) == read_key(other):
-        raise ConfigurationError(f"{other} holds the key of --api-key-file, which agents have: write another one")
+        raise ConfigurationError(f"{other} holds the key of --api-key-file, which agents know: use a different key")
 
 
 def check_key_file(path: Path) -> None:

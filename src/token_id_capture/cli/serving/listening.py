@@ -14,7 +14,7 @@ from token_id_capture.server.listener import listen
 Address: TypeAlias = tuple[socket.AddressFamily, Any]
 
 # Who can call the gateway can use the engine, and write to any rollout.
-_INSTEAD: Final = "give --api-key-file, or --insecure to serve whoever connects"
+_INSTEAD: Final = "give --api-key-file, or --insecure to serve anyone who connects"
 
 
 def address_of(host: str, port: int, *, guarded: bool, instead: str = _INSTEAD) -> Address:

@@ -119,7 +119,7 @@ def _told(error: BaseException | None) -> Iterator[str]:
 def _worth_saying(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
-        record.msg, record.args = "a call was cut off by the end of the server; its open intent says so", None
+        record.msg, record.args = "a call was cut off when the server ended; its intent stays open", None
         record.exc_info = None
         return True
     if record.name == "uvicorn.error" and message.startswith("Traceback"):

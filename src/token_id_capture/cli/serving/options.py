@@ -66,25 +66,26 @@ InlineSystemOption = Annotated[
     InlineSystemSetting,
     typer.Option(
         envvar="TOKCAP_INLINE_SYSTEM",
-        help="System messages that follow others in such calls: keep; user, send the text as the user's; merge, into "
-        "the first one; auto, keep unless the engine's template refuses them, then user.",
+        help="System messages that follow other messages in such calls. keep: send them as they are; user: send "
+        "their text as the user's; merge: add it to the first system message; auto: keep, or user if the "
+        "engine's template refuses them.",
     ),
 ]
 HistoryOption = Annotated[
     HistorySetting,
     typer.Option(
         envvar="TOKCAP_HISTORY",
-        help="What clients rewrote in the history of such calls: exact undoes it; full also restores reasoning that "
-        "they dropped; off keeps it.",
+        help="What to do about history that clients rewrote in such calls. exact: undo it; full: also restore the "
+        "reasoning that they dropped; off: leave it.",
     ),
 ]
 ContinuityOption = Annotated[
     Continuity,
     typer.Option(
         envvar="TOKCAP_CONTINUITY",
-        help="Send the exact tokens of the captured call that a request continues instead of a new rendering of its "
-        "history: off, template (only where both read the same) or exact, which it also means alone. With vllm (0.27 "
-        "or newer), sglang and message.",
+        help="When a request continues a captured call, send its exact tokens instead of rendering the history "
+        "again: off, template (only if both decode to the same text) or exact (also the meaning of "
+        "--continuity alone). Works with vllm (0.27 or newer), sglang and message.",
     ),
 ]
 ChatHistoryOption = Annotated[
@@ -139,8 +140,8 @@ OperatorKeyOption = Annotated[
         "--operator-key-file",
         envvar="TOKCAP_OPERATOR_KEY_FILE",
         metavar="PATH",
-        help="A file with the only key that then opens /admin; without it, engines cannot be added or removed. "
-        "It must differ from that of --api-key-file.",
+        help="A file with the operator key, the only one that then opens /admin; without it, engines cannot be added "
+        "or removed. It must differ from that of --api-key-file.",
     ),
 ]
 InsecureOption = Annotated[

@@ -113,7 +113,7 @@ class KeyedPathsMiddleware:
 
 
 async def _switched_off(scope: Scope, receive: Receive, send: Send) -> None:
-    message = "This gateway hands nothing off: it was started without --hand-off-key-file."
+    message = "This gateway has no hand-off: it was started without --hand-off-key-file."
     await send_error(scope, receive, send, 404, message, "no_hand_off")
 
 

@@ -167,7 +167,7 @@ class Client:
         except TooLongError:
             raise _too_large(limit) from None
         except ValueError:
-            message = f"The request body is not what its content-encoding says ({', '.join(codings)})."
+            message = f"The request body does not match its content-encoding ({', '.join(codings)})."
             raise RefusedRequestError(400, "invalid_coding", message) from None
         if codings:
             take(len(body))

@@ -94,6 +94,6 @@ def asker(exchanges: Exchanges, scope: Scope, read: Callable[[bytes], Any] = orj
         try:
             return read(answer)
         except ValueError as error:
-            raise EngineAnswerError(f"POST {path} answered no JSON") from error
+            raise EngineAnswerError(f"POST {path} did not answer with JSON") from error
 
     return ask

@@ -61,7 +61,7 @@ class GatewayMetrics:
         self.begun = self._counter("tokcap_calls_begun", "Calls that were registered before they were sent.")
         self.untagged = self._counter(
             "tokcap_calls_untagged",
-            "Calls that could generate and were passed on uncaptured: their path is of no rollout.",
+            "Calls that could generate and were passed on uncaptured, because their path names no rollout.",
         )
         self.unauthorized = self._counter("tokcap_unauthorized", "Requests without the gateway's key (401).")
         self.zero_log_probs = self._counter(
@@ -69,7 +69,7 @@ class GatewayMetrics:
         )
         self._refusals = Counter(
             "tokcap_requests_refused",
-            "Requests that the gateway did not take because of their body, by the code of its answer.",
+            "Requests that the gateway refused because of their body, by status code.",
             ["code"],
             registry=self._registry,
         )
@@ -80,7 +80,7 @@ class GatewayMetrics:
             "tokcap_continuity_seconds", "Time until a prompt was decided on with --continuity.", _PUT_BUCKETS
         )
         self.loop_lag = self._histogram(
-            "tokcap_event_loop_lag_seconds", "How much later than asked the event loop went on.", _LAG_BUCKETS
+            "tokcap_event_loop_lag_seconds", "How late the event loop resumed a timer.", _LAG_BUCKETS
         )
         self.calls_in_flight = self._gauge("tokcap_calls_in_flight", "Calls that could generate and have not ended.")
         self.streams_in_flight = self._gauge("tokcap_streams_in_flight", "Event streams that have not ended.")

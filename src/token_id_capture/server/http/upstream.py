@@ -294,7 +294,7 @@ def _in_words(error: aiohttp.ClientError | OSError) -> str:
     if isinstance(error, aiohttp.ClientConnectionResetError):
         return "it was closed while the request was sent"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "what came is no HTTP response"
+        return "what came is not an HTTP response"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__

@@ -210,7 +210,7 @@ class Upstreams:
         problem = await _problem_of(member.upstream)
         if not problem:
             if member.problem:
-                _logger.warning("upstream %s is there again", member.address)
+                _logger.warning("upstream %s answers again", member.address)
             member.problem, member.failures = "", 0
             return
         member.failures += 1

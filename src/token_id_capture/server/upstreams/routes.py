@@ -86,7 +86,7 @@ class UpstreamRoutes:
 
     def _refuse_other(self, new: FoundEngine, known: FoundEngine) -> None:
         if not new.reached:
-            raise ConfigurationError(f"it was not added, as it does not answer: {new.problem}")
+            raise ConfigurationError(f"it was not added because it does not answer: {new.problem}")
         if self._engine != "auto" and new.engine not in (None, self._engine) and known.engine != new.engine:
             raise ConfigurationError(f"it was not added: it is {new.engine}, and this server reads {self._engine}")
         if known.reached and None not in (new.model, known.model) and new.model != known.model:

@@ -76,7 +76,7 @@ class Watch(Watcher):
             try:
                 await self.look()
             except ConfigurationError as error:
-                _logger.error("the list of upstreams is not followed: %s", error)
+                _logger.error("the list of upstreams cannot be read: %s", error)
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look(self) -> None:

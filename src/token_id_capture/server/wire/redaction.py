@@ -35,7 +35,7 @@ class ClientView:
             ValueError: what is to be hidden cannot be found in it.
         """
         if response.parsed is None and self._splicer.may_hide(response.text):
-            raise ValueError("it is no JSON, and names what is hidden")
+            raise ValueError("it is not JSON, and names what is hidden")
         return response.text if response.parsed is None else response.visible(self._splicer)
 
     def text(self, text: bytes) -> bytes:

@@ -35,7 +35,7 @@ class CallBody:
 
     @classmethod
     def parse(cls, endpoint: Endpoint, raw: bytes) -> CallBody | None:
-        """Read a body; None if it is no JSON object, which is for the engine to complain about."""
+        """Read a body; None if it is not a JSON object, which is for the engine to complain about."""
         try:
             members = orjson.loads(raw)
         except orjson.JSONDecodeError:

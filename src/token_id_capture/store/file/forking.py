@@ -58,8 +58,8 @@ def refuse_inherited(path: Path) -> None:
     """
     if _inherited and path in _inherited:
         raise StoreError(
-            f"this process was forked while {path} was being read, so SQLite's locks on it cannot be relied on "
-            "here: fork while nothing is read, or start the process with the method spawn"
+            f"this process was forked while {path} was being read, so this process cannot rely on SQLite's locks on "
+            f"it: fork while nothing is read, or use the start method spawn"
         )
 
 

@@ -57,9 +57,9 @@ class ServerFacts:
         if self.settings["synchronous_commit"] == "off":
             return "synchronous_commit is off there, so a crash of the server loses what it acknowledged: turn it on"
         if self.settings["fsync"] == "off":
-            return "fsync is off there, so a loss of power destroys what it acknowledged: turn it on"
+            return "fsync is off there, so a power loss destroys what it acknowledged: turn it on"
         if self.standby:
-            return "it is a standby, which takes no writes: name the primary"
+            return "it is a standby, which accepts no writes: name the primary"
         if self.encoding != "UTF8":
             return f"its encoding is {self.encoding}: create the database with ENCODING 'UTF8'"
         return ""
