@@ -37,7 +37,7 @@ def metrics() -> set[str]:
     gateway.count("marked", "call_lost")
     gateway.count_refusal("request_too_large")
     gateway.count_continuity("spliced")
-    text = gateway.render(wal_bytes=1).decode()
+    text = gateway.render(wal_bytes=1, upstreams={"http://engine:8000": True}).decode()
     return set(re.findall(r"^(tokcap_\w+)", text, re.MULTILINE))
 
 
@@ -59,7 +59,9 @@ def test_queries_name_only_metrics_that_exist(where: str, expression: str) -> No
 
 
 def test_outcomes_in_queries_are_those_that_the_gateway_counts() -> None:
-    known = set(re.findall(r'tokcap_calls_total\{outcome="(\w+)"', GatewayMetrics().render(None).decode())) | {"marked"}
+    known = set(re.findall(r'tokcap_calls_total\{outcome="(\w+)"', GatewayMetrics().render(None, {}).decode())) | {
+        "marked"
+    }
     for _, expression in expressions():
         for outcomes in re.findall(r'outcome=~?"([\w|]+)"', expression):
             assert set(outcomes.split("|")) <= known

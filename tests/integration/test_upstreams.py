@@ -139,6 +139,9 @@ async def test_an_engine_that_dies_in_mid_call_costs_its_calls_and_nothing_else(
                 assert (await gateway.flags(rollout), len(await served_by(gateway, rollout))) == ([], 1)
             status, told = await changed(gateway, "GET", None)
             assert (status, [one["up"] for one in told["upstreams"]]) == (200, [False, True, True])
+            scraped = (await gateway.request("GET", f"{gateway.url}/metrics")).body.decode()
+            for engine, up in ((doomed, 0.0), (others[0], 1.0), (others[1], 1.0)):
+                assert f'tokcap_upstream_up{{upstream="{engine.url}"}} {up}\n' in scraped
 
 
 async def test_a_call_that_no_engine_takes_is_refused_as_with_one(tmp_path: Path) -> None:

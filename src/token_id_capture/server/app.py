@@ -62,7 +62,7 @@ def create_app(
     At startup the sink is opened if it has an ``open``; at shutdown it is closed, after the calls in flight.
 
     Raises:
-        ConfigurationError: the upstream is no URL, the engine is unknown, continuity is wanted of an engine or
+        ConfigurationError: the upstream is not a URL, the engine is unknown, continuity is wanted of an engine or
             a sink that cannot do it, or the agents' key would open the hand-off.
     """
     settings = settings or GatewaySettings()
@@ -83,17 +83,16 @@ def create_app(
         count_untagged=None if sink is None else metrics.untagged.inc,
         weights=weights,
     )
-    probe, answers = InlineSystemProbe(connections), answer_memory(sink)
-    translated = DialectTranslation(
-        gateway, settings, probe, budget=budget, answers=answers, count_refusal=metrics.count_refusal
-    )
+    probe, answers, refused = InlineSystemProbe(connections), answer_memory(sink), metrics.count_refusal
+    translated = DialectTranslation(gateway, settings, probe, budget=budget, answers=answers, count_refusal=refused)
     counted = CallsInFlight(translated, metrics, limit=settings.max_concurrent_calls)
     observed = _observed(sink, metrics, traces=settings.traces)
     captured = TokenCaptureMiddleware(counted, sink=observed)
     shared = SharedList(shared_upstreams)
     admin = UpstreamRoutes(connections, shared, named, may_change=operator_key is not None)
+    operations = Operations(Readiness(sink, connections.reach), metrics, sink, weights, connections.up)
     app: ASGIApp = _CallsFirst(
-        [*Operations(Readiness(sink, connections.reach), metrics, sink, weights).routes(), admin.route()],
+        [*operations.routes(), admin.route()],
         # Not a Mount, which would take the first slash off the path that is passed on.
         default=captured,
         redirect_slashes=False,

@@ -7,7 +7,7 @@ an engine's own ``/metrics`` is hidden behind the gateway's: scrape the engine d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import orjson
@@ -34,12 +34,19 @@ class Operations:
     """The operator's routes; each answers ``GET``, and the weight version ``POST`` too."""
 
     def __init__(
-        self, readiness: Readiness, metrics: GatewayMetrics, sink: TokenSink | None, weights: WeightVersions
+        self,
+        readiness: Readiness,
+        metrics: GatewayMetrics,
+        sink: TokenSink | None,
+        weights: WeightVersions,
+        upstreams: Callable[[], Mapping[str, bool]],
     ) -> None:
+        """``upstreams`` tells of the address of each engine whether calls are sent there."""
         self._readiness = readiness
         self._metrics = metrics
         self._sink = sink
         self._weights = weights
+        self._upstreams = upstreams
 
     def routes(self) -> list[Route]:
         """For each path its answer, then a refusal of the other methods in the gateway's own form."""
@@ -61,7 +68,7 @@ class Operations:
 
     async def _render(self, request: Request) -> Response:
         wal_bytes = self._sink.wal_bytes() if offers(self._sink, WatchedSink) else None
-        text = await asyncio.to_thread(self._metrics.render, wal_bytes)
+        text = await asyncio.to_thread(self._metrics.render, wal_bytes, self._upstreams())
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
 

@@ -9,7 +9,7 @@ answers for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -103,21 +103,30 @@ class GatewayMetrics:
         """Count a captured call by how its prompt was made."""
         self._continuity.labels(outcome).inc()
 
-    def render(self, wal_bytes: int | None) -> bytes:
-        """All numbers as text; ``wal_bytes`` is of the file, not of a process, and so is told each time.
+    def render(self, wal_bytes: int | None, upstreams: Mapping[str, bool]) -> bytes:
+        """All numbers as text. Reads files, so call it outside the event loop.
 
-        Reads files, so call it outside the event loop.
+        ``wal_bytes`` belongs to the file, and ``upstreams`` says of each address whether calls are sent there. Neither
+        belongs to one process, so the caller passes both each time.
         """
         registry = self._registry
         if self._directory is not None:
             registry = CollectorRegistry()
             MultiProcessCollector(registry, self._directory)  # type: ignore[no-untyped-call]
         text = generate_latest(registry)
+        up = GaugeMetricFamily(
+            "tokcap_upstream_up",
+            "Whether calls are sent to the upstream (1), or it is left out until it is healthy (0).",
+            labels=["upstream"],
+        )
+        for address, is_up in upstreams.items():
+            up.add_metric([address], float(is_up))
+        families = [up]
         if wal_bytes is not None:
-            asked = CollectorRegistry()
-            asked.register(_OneGauge("tokcap_wal_bytes", "Size of the database's write-ahead log.", wal_bytes))
-            text += generate_latest(asked)
-        return text
+            families.append(GaugeMetricFamily("tokcap_wal_bytes", "Size of the database's write-ahead log.", wal_bytes))
+        asked = CollectorRegistry()
+        asked.register(_Gauges(families))
+        return text + generate_latest(asked)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self._registry)
@@ -129,14 +138,14 @@ class GatewayMetrics:
         return Histogram(name, text, buckets=buckets, registry=self._registry)
 
 
-class _OneGauge(Collector):
-    """A number that is known when it is asked for. A ``Gauge`` would also put it in the shared files."""
+class _Gauges(Collector):
+    """Numbers that are known when they are asked for. A ``Gauge`` would also put them in the shared files."""
 
-    def __init__(self, name: str, text: str, value: float) -> None:
-        self._family = GaugeMetricFamily(name, text, value)
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
 
-    def collect(self) -> Iterator[Metric]:
-        yield self._family
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 def forget_process(pid: int, directory: str) -> None:

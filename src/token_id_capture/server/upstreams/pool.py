@@ -161,6 +161,10 @@ class Upstreams:
         """The engine at this address, if it is one of them."""
         return next((one for one in self.members if one.address == address), None)
 
+    def up(self) -> dict[str, bool]:
+        """Of the address of each engine, whether calls are sent there."""
+        return {member.address: not member.problem for member in self.members}
+
     # Who belongs to them, and who is up
 
     def add(self, address: str) -> Member:
