@@ -26,7 +26,7 @@ from token_id_capture.store.schema import (
     writers,
 )
 from token_id_capture.store.write.queue import Batch
-from token_id_capture.store.write.statements import RemoteConnection, Statement, run_all
+from token_id_capture.store.write.statements import Statement, remote, run_all
 
 RECORDED_BY_CONSUMERS: Final = (Outcome.DELIVERED, Outcome.MASKED, Outcome.FAILED)
 
@@ -205,7 +205,7 @@ def _check_indexes(batch: Batch, rollout_id: str, flags: int) -> None:
 
     ``flags`` is how many were set: each has raised the rollout's version by one. A server's pages are its own to check.
     """
-    if isinstance(batch.connection, RemoteConnection):
+    if remote(batch.connection):
         return
     rows, one, other, found, known, seen = batch.connection.execute(
         f"SELECT {_COUNT_ROWS}", {"rollout": rollout_id}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, cast
 
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.sql import ClauseElement, Insert
@@ -23,7 +23,6 @@ _PLACE = re.compile(r":(\w+)")
 _DIALECT = sqlite_dialect(paramstyle="named")
 
 
-@runtime_checkable
 class RemoteConnection(Protocol):
     """A connection to which each statement is a journey."""
 
@@ -91,8 +90,16 @@ class Statement:
         return row
 
 
+def remote(connection: Connection) -> RemoteConnection | None:
+    """The connection, if it leads to a server.
+
+    Not a look at the protocol's methods, which takes Python 3.11 longer than many a statement.
+    """
+    return None if isinstance(connection, sqlite3.Connection) else cast(RemoteConnection, connection)
+
+
 def run_all(connection: Connection, statements: Sequence[Statement], parameters: Mapping[str, Any]) -> list[int]:
     """Execute these in order, with the same parameters; how many rows each changed."""
-    if isinstance(connection, RemoteConnection):
-        return connection.run_together([statement.filled(parameters) for statement in statements])
+    if server := remote(connection):
+        return server.run_together([statement.filled(parameters) for statement in statements])
     return [statement.run(connection, parameters) for statement in statements]
