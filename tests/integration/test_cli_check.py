@@ -220,7 +220,7 @@ async def test_serve_refuses_an_engine_that_cannot_be_captured_unless_told_not_t
 ) -> None:
     engine.handler = answering(NO_IDS)
     said = await refused("-u", engine.url, "-d", str(tmp_path / "captures.db"), "--port", "0")
-    assert said.startswith(f"what {engine.url} generates cannot be captured: chat / chat, streamed / ")
+    assert said.startswith(f"calls to {engine.url} cannot be captured: chat / chat, streamed / ")
     assert "no_token_ids" in said
     assert said.endswith("(--no-check starts anyway)")
     async with serving(tmp_path / "captures.db", engine.url, "--no-check") as server:

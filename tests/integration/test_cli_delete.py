@@ -56,7 +56,7 @@ def test_without_somebody_to_ask_nothing_goes(tokcap: RunTokcap, database: Path)
     before = rollouts(database)
     refused = tokcap("delete", "open", "-d", database)
     assert refused.returncode == 2
-    assert "say --yes" in one_line(refused.stderr)
+    assert "use --yes" in one_line(refused.stderr)
     assert rollouts(database) == before
 
 

@@ -182,7 +182,7 @@ def test_fields_of_the_rollout_records_become_columns(tokcap: RunTokcap, databas
     [
         ('{"_ng_rollout_id": "frozen"}\n', ["--fields", "reward"], "no record in {records} has a field 'reward'"),
         ('{"reward": 1}\n', ["--fields", "reward"], "{records} line 1: no rollout id"),
-        ('{"reward": \n', ["--fields", "reward"], "{records} line 1: no JSON"),
+        ('{"reward": \n', ["--fields", "reward"], "{records} line 1: not JSON"),
         (2 * '{"_ng_rollout_id": "r", "reward": 1}\n', ["--fields", "reward"], "line 2: there are two records"),
         ('{"_ng_rollout_id": "r", "reward": 1}\n', ["--fields", "model"], "model is a column of the export itself"),
         (f'{{"_ng_rollout_id": "r", "reward": {2**70}}}\n', ["--fields", "reward"], "line 1: a field of rollout 'r'"),

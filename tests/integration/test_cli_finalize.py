@@ -254,7 +254,7 @@ def test_a_second_record_of_one_rollout_is_refused_by_its_line(bench: Bench) -> 
     bench.write(record(0), record(0, reward=9))
     done = bench.finalize()
     assert done.returncode == 1
-    assert "line 2 is refused: rollout '0-0' stands in line 1 already" in done.stderr
+    assert "line 2 is refused: rollout '0-0' is already in line 1" in done.stderr
     assert [row["reward"] for row in bench.rows()] == [0.0]
 
 

@@ -161,7 +161,7 @@ def test_a_dry_run_changes_nothing(tokcap: RunTokcap, database: Path) -> None:
 def test_without_a_terminal_it_asks_for_yes(tokcap: RunTokcap, database: Path) -> None:
     refused = tokcap("prune", "-d", database, stdin="y\n")
     assert refused.returncode == 2
-    assert "say --yes" in one_line(refused.stderr)
+    assert "use --yes" in one_line(refused.stderr)
     assert ids(database) == ALL
 
 

@@ -106,7 +106,7 @@ def test_retokenisation_at_the_very_end_of_an_answer_is_found_with_and_without_a
 def test_a_last_token_alone_looks_like_the_template_ending_a_message_otherwise() -> None:
     _, suspicion = judged(two_turns([*ANSWER[:-1], 5, 6]))
     assert suspicion.cause is Cause.RETOKENIZATION
-    assert "chat template ends a message otherwise" in suspicion.because
+    assert "chat template ends a message in another way" in suspicion.because
 
 
 def test_reasoning_left_out_of_the_history_is_an_edit() -> None:

@@ -133,7 +133,7 @@ def test_a_reason_of_somebody_else_is_named_and_not_explained() -> None:
     explanation = explain(stored(ONE, recorded=[BuildOutcome(1, Outcome.MASKED, "reward_is_nan")]))
     assert explanation.headline == "It is frozen. The latest outcome is: masked, reward_is_nan."
     found = finding(explanation, "reward_is_nan")
-    assert "none of the reasons of this package" in found.what
+    assert "does not define this reason" in found.what
     assert "Built again now, it would be: deliverable." in explanation.notes
 
 
@@ -163,7 +163,7 @@ def test_a_mark_after_the_outcome_is_noticed() -> None:
     flags = [Flag("only", reasons.ID_MISMATCH, "")]
     rollout = StoredRollout("r", State.FROZEN, snapshot, flags, recorded=[BuildOutcome(2, Outcome.DELIVERED, "")])
     explanation = explain(rollout)
-    assert "The outcome is on version 2; marks since then have raised it to 3." in explanation.notes
+    assert "The outcome was recorded for version 2; later flags raised the version to 3." in explanation.notes
     assert "Built again now, it would be: masked, capture_incomplete." in explanation.notes
 
 

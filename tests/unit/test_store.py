@@ -121,7 +121,7 @@ async def test_an_entry_changed_past_validation_is_refused_before_anything_is_st
     ):
         with pytest.raises(ValueError, match="cannot be stored"):
             await store.put(entry.model_copy(update=update))
-    with pytest.raises(InvalidEntryError, match="no JSON"):
+    with pytest.raises(InvalidEntryError, match="not JSON"):
         await store.put(entry.model_copy(update={"output_items": [{"when": object()}]}))
     assert await store.list_rollouts() == []
 
