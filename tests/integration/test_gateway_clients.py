@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ async def test_a_stream_made_from_a_whole_response_says_what_the_response_said(t
 
 async def test_the_official_client_raises_the_engines_errors(gateway: Gateway) -> None:
     async with official(gateway) as client:
-        calls = (
+        calls: tuple[Callable[[], Awaitable[object]], ...] = (
             lambda: client.chat.completions.create(model="tiny", messages=HI),
             lambda: client.chat.completions.create(model="tiny", messages=HI, stream=True),
             lambda: client.completions.create(model="tiny", prompt="hi"),

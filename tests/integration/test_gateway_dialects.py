@@ -104,20 +104,20 @@ async def test_the_official_clients_read_whole_responses_and_streams(gateway: Ga
     assert [block.type for block in message.content] == ["text", "tool_use"]
     assert (message.content[1].input, message.stop_reason, message.model) == (wanted, "tool_use", MODEL)
     response = await gpt.responses.create(model=MODEL, input="hi")
-    assert (response.output_text, response.output[-1].arguments) == (text, call["function"]["arguments"])  # type: ignore[union-attr]
+    assert (response.output_text, response.output[-1].arguments) == (text, call["function"]["arguments"])
     # Its asynchronous client derives from a class of aiohttp that warns of that.
     found = await asyncio.to_thread(google.models.generate_content, model="g", contents="hi")
-    assert (found.function_calls[0].args, found.function_calls[0].id) == (wanted, call["id"])  # type: ignore[index]
+    assert (found.function_calls[0].args, found.function_calls[0].id) == (wanted, call["id"])
 
     answer_with(gateway, "13c-tools-auto-text-and-call-stream")
     async with claude.messages.stream(**asked) as events:
         final = await events.get_final_message()
-    assert (final.content[1].input, final.usage.output_tokens > 0) == (wanted, True)  # type: ignore[union-attr]
+    assert (final.content[1].input, final.usage.output_tokens > 0) == (wanted, True)
     async with gpt.responses.stream(model=MODEL, input="hi") as updates:
         done = await updates.get_final_response()
-    assert done.output[-1].arguments == call["function"]["arguments"]  # type: ignore[union-attr]
+    assert done.output[-1].arguments == call["function"]["arguments"]
     parts = await asyncio.to_thread(lambda: list(google.models.generate_content_stream(model="g", contents="hi")))
-    assert parts[-1].function_calls[0].args == wanted  # type: ignore[index]
+    assert parts[-1].function_calls[0].args == wanted
     assert len(await gateway.store.read_entries("r1")) == 6
     assert await gateway.flags() == []
     for client in (claude, gpt):

@@ -189,7 +189,7 @@ async def test_every_turn_of_an_agent_with_tools_extends_the_turn_before(client:
         response = await agent.chat.completions.create(
             model="tiny",
             messages=messages,
-            tools=[TOOL],  # type: ignore[list-item]
+            tools=[TOOL],
             seed=turn,
             max_tokens=40,
             logprobs=True,
