@@ -1,4 +1,5 @@
-"""What the documentation repeats from the code. ``scripts/document`` writes it; a test compares it.
+"""What the documentation repeats from the code, and the schema of a new file. ``scripts/document`` writes both; tests
+compare them.
 
 On a page of ``pages`` a table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 """
@@ -13,15 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from sqlalchemy import create_engine
 
 from token_id_capture import reasons
 from token_id_capture.cli.main import app
 from token_id_capture.cli.serving.settings import PREFIX
 from token_id_capture.server.settings import GatewaySettings
+from token_id_capture.store.file.migrate import upgrade
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 COMMANDS = DOCS / "commands.md"
+SCHEMA = ROOT / "migrations" / "sqlite" / "schema.sql"
+
+_SCHEMA_HEAD = """\
+-- A new file of the newest revision. Written by scripts/document from the migrations: change those.
+"""
+
+# What the migrations put into an empty file.
+_SCHEMA_ROWS = """\
+INSERT INTO numbers (n)
+    WITH RECURSIVE counter(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM counter WHERE n < 1023) SELECT n FROM counter;
+INSERT INTO capture_file (file_id, made_at)
+    VALUES (lower(hex(randomblob(16))), (julianday('now') - 2440587.5) * 86400.0);
+"""
 
 _ALL_COMMANDS = """\
 Every command that works on a database takes `--database PATH` (`-d`, or `TOKCAP_DATABASE`): a file, a directory that
@@ -78,6 +94,16 @@ def commands() -> str:
             *sections,
         )
     )
+
+
+def schema() -> str:
+    """The statements that make what the migrations make one after the other."""
+    with create_engine("sqlite://").begin() as connection:
+        upgrade(connection)
+        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+        statements = "".join(f"{statement};\n" for statement in made.scalars())
+        (revision,) = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalars()
+    return f"{_SCHEMA_HEAD}{statements}{_SCHEMA_ROWS}INSERT INTO alembic_version (version_num) VALUES ('{revision}');\n"
 
 
 def all_commands() -> dict[str, Any]:
@@ -153,7 +179,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    written = {**pages(), COMMANDS: commands()}
+    written = {**pages(), COMMANDS: commands(), SCHEMA: schema()}
     for page, text in written.items():
         page.write_text(text, "utf-8")
     print(f"wrote {', '.join(str(page.relative_to(ROOT)) for page in written)}")

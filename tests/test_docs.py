@@ -82,6 +82,7 @@ def every_block(language: str) -> pytest.MarkDecorator:
 
 def test_the_generated_parts_are_up_to_date() -> None:
     assert document.COMMANDS.read_text("utf-8") == document.commands(), "run scripts/document"
+    assert document.SCHEMA.read_text("utf-8") == document.schema(), "run scripts/document"
     for page, text in document.pages().items():
         assert page.read_text("utf-8") == text, "run scripts/document"
 

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine
 from support.frozen import FOLDER, frozen
 from token_id_capture.errors import NewerSchemaError, UnusableDatabaseError
 from token_id_capture.store import TokenCaptureStore
-from token_id_capture.store.file.migrate import migrations_directory
+from token_id_capture.store.file.migrate import migrations_directory, upgrade
 from token_id_capture.store.file.revision import APPLICATION_ID, HEAD_REVISION
 from token_id_capture.store.schema import metadata
 
@@ -73,6 +73,34 @@ def test_every_table_is_strict(migrated: Path) -> None:
     with stock(migrated) as connection:
         strict = dict(connection.execute("SELECT name, strict FROM pragma_table_list WHERE type = 'table'").fetchall())
     assert {name for name in metadata.tables if not strict[name]} == set()
+
+
+def test_a_new_file_is_what_all_migrations_make_one_after_the_other(migrated: Path, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'upgraded.db'}")
+    with engine.begin() as connection:
+        upgrade(connection)
+    engine.dispose()
+
+    def content(path: Path) -> tuple[object, ...]:
+        with stock(path) as connection:
+            made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
+            schema = made.fetchall()
+            tables = {name for kind, name, _, _ in schema if kind == "table"} - {"capture_file", "writers"}
+            rows = {name: connection.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables}
+            file = "SELECT length(file_id), abs(made_at - strftime('%s', 'now')) < 3600, copied_from FROM capture_file"
+            return schema, rows, connection.execute(file).fetchall()
+
+    assert content(migrated) == content(tmp_path / "upgraded.db")
+
+
+def test_two_new_files_have_identities_of_their_own(tmp_path: Path) -> None:
+    async def identity(path: Path) -> str | None:
+        async with TokenCaptureStore(path) as store:
+            return store.file_id
+
+    first, second = (asyncio.run(identity(tmp_path / name)) for name in ("one.db", "two.db"))
+    assert first is not None
+    assert first != second
 
 
 def test_the_head_is_the_revision_that_the_store_asks_for() -> None:

@@ -1,9 +1,11 @@
-"""Bring a database file to the newest schema. The usual open costs one SELECT and no alembic."""
+"""Bring a database file to the newest schema. The usual open costs one SELECT, and a new file no alembic."""
 
 from __future__ import annotations
 
 import importlib.resources
+import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +15,7 @@ from token_id_capture.store.file.revision import HEAD_REVISION, refuse_newer, re
 
 
 def migrate(engine: Engine, path: Path) -> None:
-    """Upgrade behind the writer lock, in one transaction.
+    """Create the tables or upgrade them, behind the writer lock, in one transaction.
 
     Raises:
         NewerSchemaError: a newer release wrote the file.
@@ -21,11 +23,27 @@ def migrate(engine: Engine, path: Path) -> None:
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         revision = revision_of(driver, path)
+        empty = driver.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     if revision == HEAD_REVISION:
         return
     refuse_newer(revision, path)
     with engine.begin() as connection:
-        upgrade(connection)
+        if empty:
+            for statement in _new_schema():
+                connection.exec_driver_sql(statement)
+        else:
+            upgrade(connection)
+
+
+def _new_schema() -> Iterator[str]:
+    """The statements that make what all revisions make one after the other, in a tenth of the time."""
+    statement = ""
+    text = (migrations_directory() / "sqlite" / "schema.sql").read_text("utf-8")
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):  # a trigger has semicolons in it
+            yield statement
+            statement = ""
 
 
 # alembic keeps its context in a module, so two upgrades of one process would use each other's connection.
@@ -33,7 +51,7 @@ _upgrading: Final = threading.Lock()
 
 
 def upgrade(connection: Connection) -> None:
-    # Imported here, since a file that is up to date needs none of it.
+    # Imported here, since a file that is new or up to date needs none of it.
     from alembic import command
     from alembic.config import Config
 
