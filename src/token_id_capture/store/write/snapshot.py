@@ -134,7 +134,7 @@ _COUNT_ROWS: Final = ", ".join(
         ("incomplete_flags INDEXED BY incomplete_flags_by_rollout", "rollout_id = :rollout"),
         ("call_intents INDEXED BY sqlite_autoindex_call_intents_1", "rollout_id = :rollout AND outcome IS NULL"),
         (
-            "(SELECT rollout_id, outcome FROM call_intents NOT INDEXED ORDER BY rowid DESC LIMIT 1000)",
+            "(SELECT rollout_id, outcome FROM call_intents NOT INDEXED ORDER BY rowid DESC LIMIT 256)",
             "rollout_id = :rollout AND outcome IS NULL",
         ),
     )
