@@ -122,7 +122,8 @@ class _Packed(Sequence[_Number]):
         self._parts = None
 
     def _bytes(self) -> memoryview[Any]:
-        self._settle()
+        if self._parts is not None:
+            self._settle()
         start = self._start
         return memoryview(self._base)[start : start + self._length * self.itemsize]
 
@@ -147,17 +148,21 @@ class _Packed(Sequence[_Number]):
 
     def startswith(self, *parts: Self) -> bool:
         """Whether the first items are those of ``parts``, one part after the other."""
-        length = sum([part._length for part in parts])
+        length, itemsize = 0, self.itemsize
+        for part in parts:
+            length += part._length
+            if part._parts is not None:
+                part._settle()
         if length > self._length:
             return False
-        self._settle()
+        if self._parts is not None:
+            self._settle()
         # The last part first: of sequences that nearly agree, it is the one that differs.
-        position = self._start + length * self.itemsize
+        base, position = self._base, self._start + length * itemsize
         for part in reversed(parts):
-            part._settle()
-            position -= part._length * self.itemsize
-            here = part._base is self._base and part._start == position
-            if not here and not self._base.startswith(part._bytes(), position):
+            position -= part._length * itemsize
+            here = part._base is base and part._start == position
+            if not here and part._length and not base.startswith(part._bytes(), position):
                 return False
         return True
 
@@ -177,7 +182,8 @@ class _Packed(Sequence[_Number]):
     def __getitem__(self, index: int | slice) -> _Number | Self:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
-            self._settle()
+            if self._parts is not None:
+                self._settle()
             if step != 1:
                 return self._over(self._view()[index].tobytes(), 0, len(range(start, stop, step)))
             return self._over(self._base, self._start + start * self.itemsize, max(0, stop - start))

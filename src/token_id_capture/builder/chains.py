@@ -30,13 +30,18 @@ class Chain:
     chain_id: str
     links: list[ChainLink] = field(default_factory=list)
     root_prompt: TokenIds = field(default_factory=TokenIds)
+    _proved: int = field(default=0, init=False, repr=False, compare=False)
 
     def validate(self) -> None:
         """Prove that the links are contiguous and have one log probability for each sampled token.
 
+        Links that were proved are not looked at again, as a build and each of its projections ask for this.
+
         Raises:
             InvalidEntryError: they are not; the message names the call and the position.
         """
+        if self._proved == len(self.links):
+            return
         before: TokenEntry | None = None
         for link in self.links:
             entry = link.entry
@@ -51,6 +56,7 @@ class Chain:
             if sum(map(len, expected)) != len(prompt) or not prompt.startswith(*expected):
                 raise _not_contiguous(entry.model_call_id, prompt, expected)
             before = entry
+        self._proved = len(self.links)
 
 
 def _not_contiguous(call_id: str, prompt: TokenIds, expected: Iterable[TokenIds]) -> InvalidEntryError:
