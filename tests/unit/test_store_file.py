@@ -21,6 +21,7 @@ from token_id_capture.errors import (
     UnusableDatabaseError,
 )
 from token_id_capture.store import TokenCaptureStore
+from token_id_capture.store.file.location import database_path
 
 
 @pytest.fixture
@@ -87,6 +88,47 @@ async def test_a_missing_database_is_not_created_when_that_was_not_asked(tmp_pat
     with pytest.raises(UnusableDatabaseError, match="no capture database"):
         await TokenCaptureStore(path, create=False).list_rollouts()
     assert os.listdir(tmp_path) == []
+
+
+async def test_an_empty_file_becomes_a_database_only_for_who_makes_one_and_if_nothing_was_stored_in_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "captures.db"
+    path.touch()
+    with pytest.raises(UnusableDatabaseError, match="is an empty file: no capture was ever stored"):
+        await TokenCaptureStore(path, create=False).open()
+    assert path.stat().st_size == 0
+    async with TokenCaptureStore(path) as store:
+        await store.put(call("a", [1], [2]))
+    os.truncate(path, 0)
+    for create in (True, False):
+        with pytest.raises(UnusableDatabaseError, match="another program emptied it"):
+            await TokenCaptureStore(path, create=create).open()
+    assert path.stat().st_size == 0
+    path.unlink()
+    async with TokenCaptureStore(path) as store:
+        assert await store.read_entries("r") == ()
+
+
+def test_what_is_neither_a_file_nor_a_directory_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.db")
+    for path in (tmp_path / "pipe.db", Path("/dev/null")):
+        with pytest.raises(UnusableDatabaseError, match=f"{path} is neither a file nor a directory"):
+            database_path(path)
+
+
+@pytest.mark.parametrize(("name", "message"), [("", "the name of the database is empty"), ("a" * 5000, "too long")])
+def test_a_name_that_names_nothing_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UnusableDatabaseError, match=message):
+        database_path(name)
+
+
+def test_a_name_in_a_directory_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UnusableDatabaseError, match=r"cannot open captures.db: No such file"):
+        database_path("captures.db")
 
 
 async def test_a_newer_schema_is_refused_for_reading_and_for_writing(store: TokenCaptureStore) -> None:

@@ -41,9 +41,13 @@ def database_path(database: str | Path) -> Path:
     it. An SQLAlchemy URL (``sqlite:///relative``, ``sqlite:////absolute``) means its file.
 
     Raises:
-        UnusableDatabaseError: a URL of another database system, or of one in memory.
+        UnusableDatabaseError: no name, a URL of another database system or of one in memory, or something that is
+            neither a file nor a directory.
     """
     text = os.fspath(database)
+    if not text:
+        # As a path it would be the current directory: mostly it is a variable that was never set.
+        raise UnusableDatabaseError("the name of the database is empty: name a file or a directory")
     if "://" in text:
         scheme, _, rest = text.partition("://")
         name = unquote(rest.partition("?")[0]).removeprefix("/")
@@ -54,9 +58,17 @@ def database_path(database: str | Path) -> Path:
             )
         return Path(os.path.realpath(name))
     # Links are followed once, here: SQLite puts its log beside the file itself.
-    path = Path(os.path.realpath(text))
-    if path.is_dir() or text.endswith(os.sep) or (not path.suffix and not path.is_file()):
-        return Path(os.path.realpath(path / DATABASE_NAME))
+    path = Path(text)
+    try:
+        path = Path(os.path.realpath(text))
+        if path.is_dir() or text.endswith(os.sep) or (not path.suffix and not path.exists()):
+            path = Path(os.path.realpath(path / DATABASE_NAME))
+        special = path.exists() and not (path.is_file() or path.is_dir())
+    except OSError as error:
+        raise UnusableDatabaseError(f"cannot open {path}: {error.strerror}") from error
+    if special:
+        # To open a pipe would wait for whoever writes it.
+        raise UnusableDatabaseError(f"{path} is neither a file nor a directory: name another database")
     return path
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.store.file.connections import is_input_output_error
 
 _NOTE: Final = struct.Struct("<?qq")
@@ -95,6 +96,26 @@ class WriterLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def was_emptied(database: Path) -> bool:
+    """Whether a file is empty that its latest writer left with content. Call it behind the writer lock, or only to
+    choose words: whoever makes the file anew may just have begun."""
+    try:
+        note = database.with_name(f"{database.name}.lock").read_bytes()
+    except OSError:
+        return False
+    return database.exists() and not _size(f"{database}") and len(note) == _NOTE.size and _NOTE.unpack(note)[1] > 0
+
+
+def empty(path: Path) -> UnusableDatabaseError:
+    """The error for an empty file where a database should be."""
+    if was_emptied(path):
+        return UnusableDatabaseError(
+            f"{path} is an empty file, and captures were stored in it: another program emptied it. Restore a backup, "
+            "or remove it to begin a new database"
+        )
+    return UnusableDatabaseError(f"{path} is an empty file: no capture was ever stored in it")
 
 
 def _size(name: str) -> int:

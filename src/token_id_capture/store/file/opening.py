@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from token_id_capture.store.file.connections import create_file, translated, writing_engine
 from token_id_capture.store.file.location import check_file_system, missing
-from token_id_capture.store.file.lock import WriterLock
+from token_id_capture.store.file.lock import WriterLock, empty, was_emptied
 from token_id_capture.store.file.migrate import migrate
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer
 
@@ -34,6 +34,8 @@ def open_for_writing(path: Path, writer_lock: WriterLock, *, create: bool, write
         engine = writing_engine(path)
         if not current:
             with contextlib.nullcontext() if writer_lock_held else writer_lock:
+                if exists and not path.stat().st_size and (not create or was_emptied(path)):
+                    raise empty(path)
                 create_file(path)
                 migrate(engine, path)
     except Exception as error:

@@ -13,6 +13,7 @@ from token_id_capture.errors import UnusableDatabaseError
 from token_id_capture.store.driver import Connection
 from token_id_capture.store.file.connections import set_for_reading, translated
 from token_id_capture.store.file.location import file_uri, missing, reading_uri, stands_alone
+from token_id_capture.store.file.lock import empty
 from token_id_capture.store.file.revision import HEAD_REVISION, file_revision, refuse_newer, revision_of
 
 
@@ -108,7 +109,7 @@ def wal_bytes(path: Path) -> int:
 def _check_revision(revision: str | None, path: Path) -> None:
     refuse_newer(revision, path)
     if revision is None:
-        raise UnusableDatabaseError(f"{path} is an empty file: no capture was ever stored in it")
+        raise empty(path)
     if revision != HEAD_REVISION:
         first = "copy it to a directory where you may write, and " if stands_alone(path) else ""
         raise UnusableDatabaseError(
