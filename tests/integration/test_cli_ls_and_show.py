@@ -79,6 +79,7 @@ def test_ls_prints_json_for_programs(tokcap: RunTokcap, database: Path) -> None:
 
 
 def test_ls_goes_through_a_long_list_page_by_page(tokcap: RunTokcap, database: Path) -> None:
+    assert len(json.loads(tokcap("ls", "-d", database, "--json", "--limit", 10**30).stdout)) == 3
     first = tokcap("ls", "-d", database, "--json", "--limit", 2)
     assert [rollout["rollout_id"] for rollout in json.loads(first.stdout)] == ["math-0", "math-1"]
     assert first.stderr == "tokcap: there are more; continue with --after math-1\n"
@@ -203,10 +204,11 @@ def test_a_file_whose_creation_was_cut_short_is_finished_and_an_empty_one_left_a
     shown = tokcap("ls", "-d", tmp_path / "begun.db")
     assert (shown.returncode, len(shown.stdout.splitlines()), shown.stderr) == (0, 1, "")
     (tmp_path / "empty.db").touch()
-    refused = tokcap("ls", "-d", tmp_path / "empty.db")
-    assert refused.returncode == 2
-    assert "empty.db is an empty file: no capture was ever stored in it" in one_line(refused.stderr)
-    assert (tmp_path / "empty.db").stat().st_size == 0
+    for command in ("ls", "vacuum"):
+        refused = tokcap(command, "-d", tmp_path / "empty.db")
+        assert refused.returncode == 2
+        assert "empty.db is an empty file: no capture was ever stored in it" in one_line(refused.stderr)
+        assert (tmp_path / "empty.db").stat().st_size == 0
 
 
 def test_an_unknown_rollout_is_one_line(tokcap: RunTokcap, database: Path) -> None:

@@ -52,6 +52,24 @@ def test_rows_can_go_to_a_url_and_replace_what_is_there_only_on_request(
     assert (unknown.returncode, "cannot write nosuch://" in one_line(unknown.stderr)) == (2, True)
 
 
+def test_a_url_that_can_only_be_read_is_one_line(tokcap: RunTokcap, database: Path) -> None:
+    refused = tokcap("export", "-d", database, "-o", "http://127.0.0.1:1/rows.jsonl")
+    assert refused.returncode == 2
+    assert one_line(refused.stderr).startswith("tokcap: cannot write http://127.0.0.1:1/rows.jsonl: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("arguments", [["export", "-o", "-"], ["ls"], ["ls", "--json"], ["doctor"]])
+def test_a_full_disk_behind_standard_output_is_one_line(database: Path, arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [str(TOKCAP), *arguments, "-d", str(database)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=clean_environment())
+    assert (done.returncode, one_line(done.stderr)) == (
+        2,
+        "tokcap: the output cannot be written: No space left on device",
+    )
+
+
 def test_a_file_behind_a_url_is_there_only_when_it_is_whole() -> None:
     system = fsspec.filesystem("memory")
     broken, whole = (Destination(f"memory://rows/{name}.jsonl") for name in ("broken", "whole"))

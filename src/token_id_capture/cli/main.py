@@ -5,6 +5,7 @@ So ``tokcap --help`` loads none of them, and a command only what it needs itself
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -120,6 +121,9 @@ app = typer.Typer(
 )
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -155,6 +159,10 @@ def main() -> None:
 
 def _leave(error: Exception) -> NoReturn:
     known = isinstance(error, TokenCaptureError)
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+        # Files are written where such an error is named; what is left are the streams of this process.
+        known, error = True, TokenCaptureError(f"the output cannot be written: {error.strerror}")
+        give_up(sys.stdout)
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
     elif known:

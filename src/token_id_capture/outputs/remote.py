@@ -69,7 +69,8 @@ def _file_system(url: str) -> tuple[Any, str]:
 def _errors_named(url: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, NotImplementedError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"cannot write {url}: {error}") from error
+        # Of what it cannot do at all, as to write over HTTP, fsspec says nothing.
+        raise ConfigurationError(f"cannot write {url}: {str(error) or 'this kind of URL can only be read'}") from error

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 HEADERS = ("rollout", "state", "calls", "agents", "prompt", "sampled", "flags", "outcome")
 
+_MOST = 2**31
+"""SQLite takes no number of any length."""
+
 
 def ls(
     database: DatabaseOption,
@@ -56,7 +59,7 @@ def ls(
         model=model,
     )
     with reading(database) as connection:
-        summaries = list_rollouts(connection.execute, after, limit + 1, wanted)
+        summaries = list_rollouts(connection.execute, after, min(limit, _MOST) + 1, wanted)
     more, summaries = len(summaries) > limit, summaries[:limit]
     if json:
         print_json(summaries)
