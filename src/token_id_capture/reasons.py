@@ -119,7 +119,8 @@ CONTINUITY_REASONS: Final[dict[str, str]] = {
     STOP_TOKEN_UNKNOWN: "The template does not write the token with which the policy ended its turn.",
     TAIL_DIFFERS: "The template writes something else after the answer in the real conversation than in a short one.",
     TEMPLATE_IGNORES_ANSWER: "The template writes nothing of the answer, so the place behind it cannot be found.",
-    TEXT_DIFFERS: "The exact tokens read otherwise than the template's prompt, which the policy 'template' forbids.",
+    TEXT_DIFFERS: "The exact tokens decode to another text than the template's prompt, which the policy 'template' "
+    "forbids.",
     UNKNOWN_HISTORY: "No answer in the history is one that was captured: it was edited, or is of another agent.",
 }
 

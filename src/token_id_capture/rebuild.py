@@ -88,7 +88,7 @@ class Build:
 
     @classmethod
     def failed(cls, rollout_id: str, reason: str, error: Exception | None = None) -> Self:
-        """The build of a rollout of which there is no snapshot; ``reason`` as in ``reasons``."""
+        """The build of a rollout without a snapshot; ``reason`` is a code of ``reasons``."""
         return cls(rollout_id, None, Outcome.FAILED, (reason,), error=error)
 
     def failing(self, reason: str, error: Exception) -> Self:

@@ -32,8 +32,8 @@ MODEL_CALL_ID_MAX_LENGTH: Final = 200
 AGENT_MAX_LENGTH: Final = 200
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ID_RULE: Final = (
-    "use letters, digits, '.', '_' and '-', starting with a letter or digit, "
-    f"at most {ROLLOUT_ID_MAX_LENGTH} characters"
+    f"use letters, digits, '.', '_' and '-', starting with a letter or digit, at most {ROLLOUT_ID_MAX_LENGTH} "
+    f"characters"
 )
 
 
@@ -47,7 +47,7 @@ def media_of(entry: TokenEntry) -> tuple[str, ...]:
 
 
 def validate_rollout_id(rollout_id: str) -> str:
-    """Return ``rollout_id`` unchanged if it is one; never repair it, for nobody could look it up.
+    """Return ``rollout_id`` unchanged if it is one. Never repair it: nobody would look it up under another name.
 
     Raises:
         ValueError: it does not match ``^[A-Za-z0-9][A-Za-z0-9._-]*$`` or has more than 200 characters.

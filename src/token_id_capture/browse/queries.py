@@ -74,7 +74,7 @@ VIEWS: Final = {
     "lost_calls": "Calls that were begun and never ended, with the process that began them.",
     "late_calls": "Calls that came after their rollout was closed for writing.",
     "call_chain": "A stored call a row: which call it continues, and how much of its prompt that is.",
-    "call_tokens": "One token of a call a row. Name a rollout and a call, for there are very many.",
+    "call_tokens": "One token of a call a row. Name a rollout and a call: there are very many rows.",
 }
 _HIDDEN: Final = ("alembic_version", "numbers")
 

@@ -51,7 +51,7 @@ class CaptureDatabase(Database):  # type: ignore[misc]
         return connection
 
     async def execute(self, sql: str, params: Any = None, **options: Any) -> Any:
-        """As Datasette does, but an error in a statement is told to whoever wrote it, and not here."""
+        """As Datasette does, but an error in a statement goes to its author, not to this log."""
         if not options and sql.startswith("select count(*) "):
             # How many rows there are behind those of a page, which can do without.
             options["custom_time_limit"] = _COUNTING_MILLISECONDS
@@ -59,7 +59,7 @@ class CaptureDatabase(Database):  # type: ignore[misc]
 
 
 def make_site(path: Path, key: str) -> Any:
-    """The application that shows this database file to whoever has the key."""
+    """The application that shows this database file to anyone with the key."""
     # Where rich is installed, Datasette prints a traceback with all variables for every page not found.
     import_module("datasette.handle_exception").rich = None  # type: ignore[attr-defined]
     if not pm.is_registered(plugin):

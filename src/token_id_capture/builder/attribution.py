@@ -26,7 +26,7 @@ class ScoredAnswer:
         declared_response_id: a response id for which the record vouches: if it leads to no call, to
             several, or elsewhere than the other witnesses, the rollout is masked.
         response_id: of the record's response, as the engine gave it or as the client was shown it.
-        transcript: the items of the record's response, whoever said them.
+        transcript: all items of the record's response, from any role.
     """
 
     model_call_id: str | None = None

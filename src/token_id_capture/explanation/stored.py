@@ -1,4 +1,4 @@
-"""What the explanation is made from: a rollout as it is stored, whoever reads it."""
+"""The input of an explanation: one rollout as it is stored."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def which_departs(divergence: ExplainedDivergence, name: Name = by_number) -> st
 
 
 def where_it_departs(divergence: ExplainedDivergence, name: Name = by_number) -> str:
-    """The first position that differs, without a full stop, for the ids may follow."""
+    """The first position that differs, without a full stop, because the ids may follow."""
     if divergence.sampled_by is None:
         place = "in its prompt"
     elif divergence.sampled_by is divergence.earlier:

@@ -55,7 +55,7 @@ class LineReader:
 
     def _read(self) -> None:
         try:
-            # Closed here: whoever else closed it would wait for the read that is under way.
+            # Closed here, because a close from elsewhere would wait for the current read.
             with self._stream as lines:
                 for numbered in enumerate(lines, 1):
                     self._room.acquire()

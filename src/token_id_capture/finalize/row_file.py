@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from token_id_capture.finalize.rows import Delivered
 
 ReadRow: TypeAlias = "Callable[[bytes], tuple[str, Delivered]]"
-"""What a row of an earlier run says, or a ``ValueError`` if it is no such row."""
+"""Reads a row of an earlier run; raises ``ValueError`` if the line is not such a row."""
 
 _PIECE: Final = 2**20
 _NAMED_ROLLOUT: Final = re.compile(rb'"rollout_id": ?"([A-Za-z0-9][A-Za-z0-9._-]*)')
@@ -245,7 +245,7 @@ class RowFile:
 
 @contextlib.contextmanager
 def _positioned(descriptor: int) -> Iterator[None]:
-    """Let ``pwrite`` write where it is told: with ``O_APPEND`` Linux appends all the same."""
+    """Let ``pwrite`` write at its offset: with ``O_APPEND``, Linux appends instead."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_APPEND)
     try:

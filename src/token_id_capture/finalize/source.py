@@ -19,6 +19,6 @@ class RolloutSource(TokenSource, OutcomeRecorder, Protocol):
         """Everything stored about one rollout except its tokens.
 
         Raises:
-            UnknownRolloutError: there is no row of it.
+            UnknownRolloutError: it is not in the database.
         """
         ...

@@ -144,7 +144,7 @@ class HandOffClient:
         the latest outcome of the snapshot is masked or failed. Repeating a drop that succeeded returns True.
 
         Raises:
-            UnknownRolloutError: there is no row of it.
+            UnknownRolloutError: it is not in the database.
         """
         told = msgspec.json.encode(wire.Acknowledgement(snapshot_id, version))
         answer = await self._ask("POST", _path(rollout_id, "acknowledge"), told, also=409)
@@ -172,7 +172,7 @@ class HandOffClient:
         """Everything stored about one rollout except its tokens.
 
         Raises:
-            UnknownRolloutError: there is no row of it.
+            UnknownRolloutError: it is not in the database.
         """
         return (await self._ask("GET", _path(rollout_id))).decoded(RolloutDetail)
 
@@ -206,7 +206,7 @@ class HandOffClient:
 
         Raises:
             RolloutRetiredError, CorruptCaptureError: as for ``freeze``.
-            UnknownRolloutError: there is no row of it.
+            UnknownRolloutError: it is not in the database.
         """
         accept = wire.ARROW_STREAM if arrow else wire.JSON_LINES
         wanted = {"sequences": sequences.value, "models": ",".join(models or ())}

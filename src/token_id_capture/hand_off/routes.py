@@ -53,7 +53,7 @@ _STATUS: Final[tuple[tuple[type[Exception], int, wire.Code], ...]] = (
     (InvalidEntryError, 422, wire.Code.INVALID),
     (StoreError, 503, wire.Code.UNAVAILABLE),
     (OSError, 503, wire.Code.UNAVAILABLE),
-    (ClientDisconnect, 400, wire.Code.INVALID),  # nobody reads it, and it is no error of the gateway
+    (ClientDisconnect, 400, wire.Code.INVALID),  # the client is gone, and the gateway did nothing wrong
     (ValueError, 400, wire.Code.INVALID),
 )
 """What errors are answered with: the first that fits."""
@@ -88,7 +88,7 @@ class _Wanted:
 
 
 class HandOff:
-    """Hands the rollouts of ``store`` off; whoever serves it opens and closes the store."""
+    """Hands the rollouts of ``store`` off. The server that mounts it opens and closes the store."""
 
     def __init__(self, store: TokenCaptureStore) -> None:
         self._store = store

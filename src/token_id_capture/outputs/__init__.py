@@ -1,4 +1,4 @@
-"""Rows as files for other programs, whoever makes them.
+"""Write rows to files for other programs.
 
 ``destination`` says what an output is from its name, ``writer`` writes rows to it: as lines of JSON (``jsonl``) or as
 Parquet (``parquet``), packed (``compression``), in one file or in shards, on this machine (``whole_files``) or behind

@@ -27,7 +27,7 @@ def read_rollout(connection: Connection, rollout_id: str, vocabulary: Vocabulary
     """One state of one rollout.
 
     Raises:
-        UnknownRolloutError: there is no row of it.
+        UnknownRolloutError: it is not in the database.
         CorruptCaptureError: stored tokens do not match their digest.
     """
     evidence = read_evidence(connection, rollout_id)

@@ -96,7 +96,7 @@ def _summary(evidence: Evidence, tree: CallTree | None) -> str:
 def _farewell(evidence: Evidence) -> str:
     latest = evidence.outcomes[-1].outcome if evidence.outcomes else None
     what = "delivered, and then deleted here" if latest == Outcome.DELIVERED else "deleted by an administrator"
-    return f"What was captured of it was {what}, so there are no calls and no tokens to show."
+    return f"Its capture was {what}, so there are no calls and no tokens to show."
 
 
 def _missing(evidence: Evidence) -> str:

@@ -1,4 +1,4 @@
-"""The gateway as one ASGI application. It is handed a sink; whoever starts it opens the store."""
+"""The gateway as one ASGI application. The caller passes a sink and opens the store."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class TokenCaptureStore:
         """Everything stored about one rollout except its tokens.
 
         Raises:
-            UnknownRolloutError: there is no row of it.
+            UnknownRolloutError: it is not in the database.
         """
         return await self._backend.read(queries.describe_rollout, validate_rollout_id(rollout_id))
 

@@ -1,4 +1,4 @@
-"""Who may look: whoever opened the address that the command printed, or has the operator's key.
+"""Access to the page: with the address that the command printed, or the operator's key.
 
 The database is for its owner alone, and a port of loopback is for every user of the machine. So the address
 has a key in it, as Jupyter's does; a browser keeps it in a cookie from then on.

@@ -48,7 +48,7 @@ def make_app(
     vocabulary: Vocabulary | None = None,
     loopback: bool = True,
 ) -> ASGIApp:
-    """The application that shows this database to whoever has the key. It never writes."""
+    """The application that shows this database to anyone with the key. It never writes."""
     site = Site(path, told or {}, vocabulary)
     app = Starlette(
         routes=[
@@ -85,7 +85,7 @@ class Site:
         return Response(self._html, media_type="text/html", headers={**_HEADERS, **policies})
 
     async def rollouts(self, request: Request) -> Response:
-        """Lines of the list; the fields of ``Wanted`` narrow it, and ``before`` goes on."""
+        """Lines of the list; the fields of ``Wanted`` narrow it, and ``before`` continues the list."""
         asked = {name: value for name, value in request.query_params.items() if value}
         wanted = Wanted(
             text=asked.get("text"),

@@ -63,7 +63,7 @@ class Reads:
         """One rollout.
 
         Raises:
-            UnknownRolloutError: there is no row of it.
+            UnknownRolloutError: it is not in the database.
             CorruptCaptureError: a call is damaged.
         """
         return await self._share(

@@ -75,7 +75,7 @@ def view(
         report(_STARTED.format(path, shown_address(listener), f"{KEY_PARAMETER}={shown}"))
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
-        # The streams of open pages are cut off then, which is no error to tell of.
+        # This cuts the streams of open pages off, which is not an error.
         logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])

@@ -71,7 +71,7 @@ async def _until_signal(demo: _Demo) -> Report:
             received.append(number)
             running.cancel()
 
-    # What whoever started the program wants ignored (nohup) stays ignored.
+    # A signal that was ignored when the program started (nohup) stays ignored.
     heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
         loop.add_signal_handler(number, stop, number)

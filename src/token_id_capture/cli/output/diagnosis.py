@@ -164,8 +164,8 @@ def _judge_server(server: ServerHealth, diagnosis: Diagnosis) -> None:
         )
     if server.settings["data_checksums"] == "off":
         diagnosis.notes.append(
-            "data_checksums are off there: tokcap verify finds changed bytes of calls all the same; pg_checksums "
-            "turns them on for all tables, while the server is stopped."
+            "data_checksums are off there: tokcap verify still finds changed bytes of calls. To protect all tables, "
+            "stop the server and turn them on with pg_checksums."
         )
 
 

@@ -38,7 +38,7 @@ def stored_evidence(database: str, rollout_id: str) -> Evidence:
     """Read one state of the rollout.
 
     Raises:
-        UnknownRolloutError: there is no row of it.
+        UnknownRolloutError: it is not in the database.
         CorruptCaptureError: a call is damaged.
     """
     from token_id_capture.store.read.evidence import read_evidence

@@ -64,7 +64,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def vocabulary(path: Path) -> TokenizerVocabulary:
-    """The texts of a tokenizer's file; ends the command if there is no tokenizer to be had."""
+    """The texts of a tokenizer's file; ends the command if the tokenizer cannot be loaded."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -77,5 +77,5 @@ def vocabulary(path: Path) -> TokenizerVocabulary:
 
 
 def decoder(path: Path) -> Decode:
-    """A function from token ids to text; ends the command if there is no tokenizer to be had."""
+    """A function from token ids to text; ends the command if the tokenizer cannot be loaded."""
     return vocabulary(path).decode

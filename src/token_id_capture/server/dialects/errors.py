@@ -68,7 +68,7 @@ def error_envelope(dialect: Dialect | None, status: int, message: str, code: str
 def error_of(status: int, body: Any) -> tuple[int, str, str]:
     """Status, message and code of an error in a chat response or a chat stream.
 
-    A response that is no error by its status, and holds no answer either, counts as one (502).
+    A response with a successful status but without an answer counts as an error too (502).
     """
     error = body.get("error") if isinstance(body, Mapping) else None
     error = body if error is None and isinstance(body, Mapping) else error  # vLLM before 0.12 wrote it flat

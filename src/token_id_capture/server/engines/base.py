@@ -195,7 +195,7 @@ class DeltaReader:
 
 
 def _owned(tokens: ChoiceTokens) -> ChoiceTokens:
-    """The same with lists that can be extended: the part's own belong to whoever else reads the part."""
+    """The same with lists that can be extended: the part's own lists may be shared with other readers."""
     for name in ("ids", "log_probs", "log_prob_ids", "texts"):
         if isinstance(values := getattr(tokens, name), list):
             setattr(tokens, name, list(values))

@@ -54,7 +54,7 @@ class ContinuesPrompts(Protocol):
         ...
 
     async def text(self, body: Mapping[str, Any], ids: TokenIds, ask: Ask) -> str:
-        """What tokens read like, for the model of the chat ``body``.
+        """The text of tokens, for the model of the chat ``body``.
 
         Raises:
             EngineAnswerError: the engine does not say.

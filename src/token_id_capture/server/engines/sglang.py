@@ -8,7 +8,7 @@ completions have ``token_ids`` and ``prompt_token_ids`` as vLLM's.
 
 A streamed chat drops the log probability of a step that has no text, such as the token that ends the
 answer, unless the server runs a reasoning or tool-call parser. So chats are not streamed from the
-engine; ``--streaming always`` does it all the same.
+engine; ``--streaming always`` does it anyway.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ is escaped, so where an array that was cut out parses by itself, and the rest pa
 its place, the whole would have parsed to the same. Whatever does not fit is parsed as a whole. Two
 things differ: a number that is too large for a double, and nesting too deep for the parser, make the
 whole parse fail, and are passed over here in those fields of a log probability that nobody reads; and
-of a text that nests too deep to be walked through, these arrays are hidden all the same.
+in a text that nests too deeply to be walked through, these arrays are hidden too.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def packed_log_probs(entries: bytes) -> LogProbs:
         ValueError: it is not such an array, or an entry names the id of its token.
     """
     if not entries.isascii():
-        entries.decode()  # what is skipped has to be text all the same
+        entries.decode()  # skipped bytes must be text too
     return LogProbs([entry.logprob for entry in _decode_entries(entries)])
 
 

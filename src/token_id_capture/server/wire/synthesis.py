@@ -1,4 +1,4 @@
-"""A stream made from a whole response, for a client that wanted one where the engine cannot give it.
+"""Make a stream from a whole response, when the client wants one and the engine cannot give it.
 
 The chunks are those that OpenAI's server sends: the role, then reasoning, text and tool calls, then
 the finish reason, for each choice; at the end the usage, if the client asked for it, and ``[DONE]``.

@@ -65,7 +65,7 @@ def copy_rollouts(
     Args:
         include_open: copy rollouts that are open too, as they are. Calls that they get later are missing from the
             copy, and nothing tells that, so no process should write them any more.
-        copied: counted along, for a caller that is interrupted.
+        copied: is updated during the copy, so that an interrupted caller can read it.
 
     Raises:
         StoreError: one of the databases cannot be used any more; what was copied so far is in the target.

@@ -136,7 +136,7 @@ def reading_engine(path: Path) -> AsyncEngine:
 
 
 def set_for_reading(connection: Any) -> None:
-    """Make a connection of any driver one that only reads; whoever opens one for reading calls this."""
+    """Make a connection of any driver read-only. Every code path that opens one for reading calls this."""
     cursor = connection.cursor()
     for name, value in READING_SETTINGS.items():
         cursor.execute(f"PRAGMA {name} = {value}")

@@ -115,7 +115,7 @@ def check_file_system(path: Path) -> None:
     if not is_known(kind):
         warn(
             f"{path} lies on {kind}, a file system that this release does not know: WAL mode needs one on a disk of "
-            "this machine, shared with no other. Ask whoever runs it, or use a local disk.",
+            "this machine, shared with no other. Ask its administrator, or use a local disk.",
             UnknownFileSystemWarning,
         )
     if is_volatile(kind):

@@ -64,7 +64,7 @@ class WriterLock:
         """Have everybody who takes the lock know of an I/O error. Call it while the lock is held."""
         self.in_doubt = True
         if self._descriptor is not None:
-            # At once: whoever is killed now must not take it along.
+            # At once, so that a kill from here on cannot lose it.
             self._leave_note(self._descriptor)
 
     def settled(self) -> None:

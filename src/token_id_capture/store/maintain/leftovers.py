@@ -1,6 +1,6 @@
 """Temporary files and folders of processes that were killed before they could remove them.
 
-Whoever makes one holds a lock on it for as long as it works. The kernel frees the lock with the process,
+The process that makes one holds a lock on it while it works. The kernel frees the lock with the process,
 so what nobody holds is left behind, in whichever container its process ran.
 """
 

@@ -23,7 +23,7 @@ from token_id_capture.store.reading import Location
 from token_id_capture.store.server_url import ServerUrl
 from token_id_capture.store.write.queue import Batch
 
-# flock does not hand over in order: whoever unlocks and locks again at once overtakes those who wait.
+# flock is not fair: a process that unlocks and locks again at once overtakes those that wait.
 _SHORTEST_PAUSE_SECONDS: Final = 0.001
 _CHECKPOINT_ATTEMPTS: Final = 20
 _CHECKPOINT_PAUSE_SECONDS: Final = 0.1

@@ -64,7 +64,7 @@ class PostgresServer(Backend):
         """What ``work`` makes of the rows that it reads."""
         self.check_process()
         if self.file_id is None:
-            # Whoever reads first looks whether the tables are there, and are of this release.
+            # The first read checks that the tables exist and belong to this release.
             await self.write(open_only, None, 0)
         try:
             return await asyncio.to_thread(work, self._reader, *given)

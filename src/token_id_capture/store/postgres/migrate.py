@@ -24,7 +24,7 @@ BASELINE: Final = "0007"
 """The revision of which the file of SQL is."""
 
 _LOCK: Final = 0x746F6B63
-"""The letters "tokc": whoever creates or upgrades a database on this server waits for the others."""
+"""The letters "tokc": processes that create or upgrade a database on this server wait for each other."""
 
 
 def migrate(connection: ServerConnection, url: ServerUrl, *, create: bool) -> None:

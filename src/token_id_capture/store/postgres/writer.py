@@ -61,7 +61,7 @@ _KEEP_NUMBER: Final = _NUMBER.format(committed="writers.committed")
 
 
 class DatabaseIdentity:
-    """Which database this store has worked with, so that it never goes on with another of the same name."""
+    """Which database this store has worked with, so that it never continues with another one of the same name."""
 
     def __init__(self, url: ServerUrl, file_id: str | None) -> None:
         self.url = url

@@ -1,7 +1,7 @@
-"""One rollout as a whole, for those who only look: nothing is frozen and nothing changed.
+"""Read one rollout as a whole, without freezing or changing anything.
 
 Use it on a connection of ``reading.read_only``. Each function reads in one short transaction, so
-what it returns is one state of the rollout, whoever writes meanwhile.
+the result is one state of the rollout, even while others write.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def count_rollouts(connection: Connection, states: tuple[str, ...], scope: Scope
 
 
 def state_of(connection: Connection, rollout_id: str) -> State | None:
-    """The state of a rollout; None if there is no row of it."""
+    """The state of a rollout; None if it is not in the database."""
     row = connection.execute("SELECT state FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
     return None if row is None else State(row[0])
 
@@ -123,7 +123,7 @@ def read_evidence(connection: Connection, rollout_id: str, *, everything: bool =
     """Read one rollout; without ``everything`` only its snapshot and outcomes.
 
     Raises:
-        UnknownRolloutError: there is no row of it.
+        UnknownRolloutError: it is not in the database.
         CorruptCaptureError: stored tokens do not match their digest; the message names the call.
     """
     with transaction(connection):

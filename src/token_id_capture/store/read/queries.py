@@ -129,7 +129,7 @@ def describe_rollout(execute: Execute, rollout_id: str) -> RolloutDetail:
     """One rollout in full, without its tokens.
 
     Raises:
-        UnknownRolloutError: there is no row of it.
+        UnknownRolloutError: it is not in the database.
     """
     row = execute(_SUMMARY, {"rollout": rollout_id}).fetchone()
     if row is None:

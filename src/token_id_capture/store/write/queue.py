@@ -142,7 +142,7 @@ class JobQueue:
         # One too large for the bound comes in alone.
         while self.outside and (not self.jobs or self.held + self.outside[0].size <= self.capacity):
             job = self.outside.popleft()
-            # Whoever gave up before there was room asked for nothing.
+            # A caller that gave up before there was room asked for nothing.
             if not (waited and job.future.cancelled()):
                 self.jobs.append(job)
                 self.held += job.size
@@ -192,7 +192,7 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], argu
 def _finish(jobs: Iterable[Job]) -> None:
     for job in jobs:
         if job.future.done():
-            # Its caller was cancelled and waits no more; what it asked for is done all the same.
+            # Its caller was cancelled and no longer waits; the job is still done.
             continue
         if job.error is not None:
             job.future.set_exception(job.error)
