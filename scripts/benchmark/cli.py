@@ -47,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmark.gateway.continuity import main as continuity
 
         return continuity(arguments[1:])
+    if arguments[:1] == ["traces"]:
+        from benchmark.gateway.traces import main as traces
+
+        return traces(arguments[1:])
     options = parser().parse_args(arguments)
     chosen = (options.workload, options.level, options.fsync_delay, options.processes)
     everything = not any(chosen) and not (options.scale or options.memory)
@@ -111,8 +115,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Our store against plain JSON lines, on the same calls. Without a choice: everything.",
-        epilog="scripts/bench gateway --help: the gateway beside a bare proxy and others. scripts/bench dialects and "
-        "scripts/bench continuity: what translation and --continuity cost.",
+        epilog="scripts/bench gateway --help: the gateway beside a bare proxy and others. scripts/bench dialects, "
+        "continuity and traces: what translation, --continuity and metrics with spans cost.",
     )
     choice = made.add_argument_group("what to measure")
     choice.add_argument("--workload", action="append", choices=WORKLOADS, default=[], help="repeatable; default: all")

@@ -130,6 +130,23 @@ async def test_only_the_latest_state_is_retired_and_evidence_never(offered: Offe
         assert (detail.summary.state, detail.summary.outcome) == (State.FROZEN, Outcome.MASKED)
 
 
+async def test_rows_that_are_deliverable_after_others_were_masked_are_retired_with_them(offered: Offered) -> None:
+    """A first try with the wrong models masks the rollout; a mere acknowledgement of its state keeps the evidence."""
+    await capture(offered, "r")
+    async with offered.client() as client:
+        masked = await client.rows("r", models=["another"])
+        assert (masked.outcome, await client.acknowledge(masked)) == (Outcome.MASKED, False)
+        handed = await client.rows("r")
+        assert (handed.outcome, handed.snapshot) == (Outcome.DELIVERABLE, masked.snapshot)
+        assert await client.acknowledge(handed.snapshot) is False
+        state = {"snapshot_id": handed.snapshot.snapshot_id, "version": 1}
+        status, _, body = await offered.request("POST", "/hand-off/rollouts/r/acknowledge", json=state)
+        assert (status, orjson.loads(body)["error"]["code"]) == (409, "kept_as_evidence")
+        assert [await client.acknowledge(handed) for _ in range(2)] == [True, True]
+        detail = await client.describe_rollout("r")
+    assert (detail.summary.state, detail.summary.outcome) == (State.RETIRED, Outcome.DELIVERED)
+
+
 async def test_what_waits_is_listed_in_pages_without_what_was_taken_or_masked(offered: Offered) -> None:
     names = [f"r{number:02d}" for number in range(20)]
     await capture(offered, *names)

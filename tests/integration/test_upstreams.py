@@ -216,9 +216,15 @@ async def test_an_upstream_that_is_unlike_the_others_is_not_added(tmp_path: Path
             two.handler = serving_models(answering({}), models)
             status, told = await changed(gateway, "POST", {"url": two.url})
             assert (status, said in told["error"]["message"]) == (400, True), told
-        for url, said in (("http://127.0.0.1:9", "it does not answer"), ("nothing", "is not an upstream"), (5, "text")):
+        for url, said in (
+            ("http://127.0.0.1:9", "it does not answer"),
+            ("nothing", "is not an upstream"),
+            (5, "text"),
+            (two.url.replace("://", "://user:hush@"), "contains a user or password"),
+        ):
             status, told = await changed(gateway, "POST", {"url": url})
             assert (status, said in told["error"]["message"]) == (400, True), told
+            assert "hush" not in told["error"]["message"]
         assert len((await changed(gateway, "GET", None))[1]["upstreams"]) == 1
 
 

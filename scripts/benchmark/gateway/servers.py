@@ -42,6 +42,10 @@ def _ours(upstream: str, port: int, workers: int, directory: Path) -> Sequence[s
     return (*serve, "--port", str(port), "--workers", str(workers), "--engine", "vllm", "--no-check")
 
 
+def _unobserved(upstream: str, port: int, workers: int, directory: Path) -> Sequence[str | Path]:
+    return (sys.executable, "-m", "benchmark.gateway.unobserved", *_ours(upstream, port, workers, directory)[1:])
+
+
 def _bare(upstream: str, port: int, workers: int, directory: Path) -> Sequence[str | Path]:
     served = (sys.executable, "-m", "uvicorn", "benchmark.gateway.bare:app", "--factory", "--port", str(port))
     return (*served, "--workers", str(workers), "--no-access-log", "--log-level", "warning")
@@ -76,6 +80,12 @@ KINDS: Mapping[str, Kind] = {
     "litellm": Kind(CHAT, _litellm, "litellm", several_workers=True),
 }
 
+UNOBSERVED = "unobserved"
+_ALL = {
+    **KINDS,
+    UNOBSERVED: Kind(KINDS["ours"].path, _unobserved, sys.executable, lambda upstream: {"PYTHONPATH": str(_SCRIPTS)}),
+}
+
 
 def installed() -> list[str]:
     """The kinds whose program is here."""
@@ -88,7 +98,7 @@ class Server:
     def __init__(self, name: str, url: str, process: subprocess.Popen[bytes], directory: Path) -> None:
         self.name = name
         self.url = url
-        self.path = KINDS[name].path
+        self.path = _ALL[name].path
         self.directory = directory
         self._process = process
 
@@ -113,20 +123,26 @@ class Server:
 
 @contextlib.contextmanager
 def running(
-    name: str, upstream: str, directory: Path, *, workers: int = 1, further: Sequence[str] = ()
+    name: str,
+    upstream: str,
+    directory: Path,
+    *,
+    workers: int = 1,
+    further: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Start a server, with further arguments of its command, and wait until it accepts connections.
+    """Start a server, with further arguments and variables, and wait until it accepts connections.
 
     Raises:
         RuntimeError: it ended, or did not in time; what it said is in ``said`` in the directory.
     """
-    kind = KINDS[name]
+    kind = _ALL[name]
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     directory.mkdir()
     command = (*kind.command(upstream, port, workers, directory), *further)
     with (directory / "said").open("wb") as said:
-        environment = {**os.environ, **kind.environment(upstream)}
+        environment = {**os.environ, **kind.environment(upstream), **(variables or {})}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment)
     server = Server(name, f"http://127.0.0.1:{port}", process, directory)
     try:

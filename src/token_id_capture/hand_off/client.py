@@ -146,13 +146,22 @@ class HandOffClient:
         Raises:
             UnknownRolloutError: it is not in the database.
         """
-        told = msgspec.json.encode(wire.Acknowledgement(snapshot_id, version))
-        answer = await self._ask("POST", _path(rollout_id, "acknowledge"), told, also=409)
-        return answer.status == 200
+        return await self._retire(SnapshotRef(rollout_id, snapshot_id, version), delivered=False)
 
-    async def acknowledge(self, snapshot: SnapshotRef) -> bool:
-        """``drop`` of what ``rows`` named."""
-        return await self.drop(snapshot.rollout_id, snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+    async def acknowledge(self, handed: HandedRows | SnapshotRef) -> bool:
+        """``drop`` of what ``rows`` gave, or of the state that it named.
+
+        Deliverable rows are recorded as delivered even if another build of the same state, of other models or with
+        another scored response, is recorded as masked. A state alone says nothing of its rows, so it is then kept.
+        """
+        if isinstance(handed, SnapshotRef):
+            return await self._retire(handed, delivered=False)
+        return await self._retire(handed.snapshot, delivered=handed.outcome is Outcome.DELIVERABLE)
+
+    async def _retire(self, state: SnapshotRef, *, delivered: bool) -> bool:
+        told = msgspec.json.encode(wire.Acknowledgement(state.snapshot_id, state.version, delivered))
+        answer = await self._ask("POST", _path(state.rollout_id, "acknowledge"), told, also=409)
+        return answer.status == 200
 
     async def record_outcome(
         self, snapshot_id: str, version: int, outcome: str, reason: str = "", metrics: Mapping[str, Any] | None = None

@@ -172,14 +172,21 @@ class HandOff:
         """Retire the rollout if this is its latest state: its consumer has the rows, durably."""
         rollout_id, state = _rollout_id(request), _decoded(await _body(request), wire.Acknowledgement)
         now = (await self._store.describe_rollout(rollout_id)).summary
-        if now.snapshot_id == state.snapshot_id and not (now.outcome and now.outcome.keeps_evidence):
+        kept = now.snapshot_id == state.snapshot_id and now.outcome is not None and now.outcome.keeps_evidence
+        if now.snapshot_id == state.snapshot_id and (state.delivered or not kept):
             with suppress(UnknownRolloutError):  # retired already: this is a repetition
                 await self._store.record_outcome(state.snapshot_id, state.version, Outcome.DELIVERED)
         if await self._store.drop(rollout_id, snapshot_id=state.snapshot_id, version=state.version):
             return _json({"retired": True})
+        if kept and not state.delivered:
+            why = (
+                f"rollout {rollout_id!r} was not retired: it is recorded as {now.outcome} and kept as evidence. If you "
+                'were given deliverable rows of it, send "delivered": true with the acknowledgement.'
+            )
+            return _refusal(409, wire.Code.EVIDENCE, why)
         why = (
             f"rollout {rollout_id!r} was not retired: version {state.version} of snapshot {state.snapshot_id!r} is not "
-            "its latest state, or is kept as evidence. Ask for its rows again."
+            "its latest state. Ask for its rows again."
         )
         return _refusal(409, wire.Code.CHANGED, why)
 

@@ -49,6 +49,7 @@ class Code(StrEnum):
     UNKNOWN = "unknown_rollout"
     RETIRED = "rollout_retired"
     CHANGED = "rollout_changed"
+    EVIDENCE = "kept_as_evidence"
     CORRUPT = "corrupt_capture"
     INVALID = "invalid_request"
     UNAVAILABLE = "hand_off_unavailable"
@@ -69,10 +70,14 @@ class NewOutcome(msgspec.Struct):
 
 
 class Acknowledgement(msgspec.Struct):
-    """Which state of a rollout its consumer has, durably."""
+    """Which state of a rollout its consumer has, durably.
+
+    ``delivered`` says that its rows were deliverable, whatever outcome is recorded of another build of this state.
+    """
 
     snapshot_id: str
     version: Version
+    delivered: bool = False
 
 
 class SnapshotHead(msgspec.Struct):
