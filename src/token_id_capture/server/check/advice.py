@@ -38,7 +38,7 @@ _RULES: Final = (
         mode="tools",
         detail="tool-call-parser",
     ),
-    _Rule("nothing: the engine does not serve this", detail="HTTP 404"),
+    _Rule("nothing to change: the engine does not serve this", detail="HTTP 404"),
     _Rule("give the address that it redirects to as --upstream", reason=reasons.UNCAPTURED_ENDPOINT, detail="^HTTP 3"),
     _Rule(
         "have the engine, or the proxy in between, not compress responses",
