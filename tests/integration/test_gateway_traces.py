@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -209,3 +211,13 @@ def test_spans_that_nobody_takes_are_dropped_and_no_call_waits(caplog: pytest.Lo
     assert taken.wait(10)
     sender.close()
     assert "4 spans are lost, as the collector did not take them" in caplog.text
+
+
+def test_a_collector_that_takes_a_connection_and_nothing_more_holds_up_the_end_for_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hung = Destination(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}, 60.0, compress=False, tls=None)
+        sender = Sender(hung, Batching(most=4, seconds=60.0, each=4), lambda calls: b"spans")
+        sender.add(EndedCall(b"", "c", 1, 2, None, ""))
+        began = time.monotonic()
+        sender.close()
+        assert time.monotonic() - began < 9

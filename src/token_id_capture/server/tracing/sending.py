@@ -24,6 +24,8 @@ _logger = logging.getLogger(__name__)
 
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE: Final = 0.5
+_CLOSE_SECONDS: Final = 5.0
+"""A worker has ten seconds to close, and what waits for a collector that hangs is not worth them all."""
 _COMPRESSIONS: Final = ("none", "gzip")
 _PROTOCOL: Final = "http/protobuf"
 
@@ -145,11 +147,11 @@ class Sender:
             self._thread.start()
 
     def close(self) -> None:
-        """Send what waits, for as long as one batch may take. Blocks. Idempotent."""
+        """Send what waits, for a few seconds. Blocks. Idempotent."""
         self._closed.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(self._destination.timeout)
+            self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         while not self._closed.is_set():
