@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
+import io
 import json
 import os
 import signal
@@ -19,6 +21,7 @@ from support.commands import TOKCAP, RunTokcap, clean_environment
 from support.fates import entry, fill, lines
 from support.many_rollouts import database_with
 from token_id_capture.cli.options import output_stream
+from token_id_capture.outputs.compression import Compression, compressed
 from token_id_capture.outputs.destination import Destination
 from token_id_capture.outputs.whole_files import UnusableOutputError, whole_file
 from token_id_capture.outputs.writer import row_writer
@@ -68,6 +71,21 @@ def test_a_full_disk_behind_standard_output_is_one_line(database: Path, argument
         2,
         "tokcap: the output cannot be written: No space left on device",
     )
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_a_compressed_file_that_is_given_up_is_not_written_to_any_more(
+    compression: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    stream = io.BytesIO()
+    block = compressed(stream, compression)
+    block.__enter__().write(b"a row")
+    stream.close()  # as a full disk ends it
+    del block
+    gc.collect()
+    assert complaints == []
 
 
 def test_a_file_behind_a_url_is_there_only_when_it_is_whole() -> None:

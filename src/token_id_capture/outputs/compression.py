@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -34,32 +35,39 @@ def compressed(stream: BinaryIO, compression: Compression | None) -> Iterator[Bi
     """
     if compression is None:
         yield stream
-    elif compression is Compression.GZIP:
-        # No time and no name in it, so that the same rows give the same bytes.
-        with gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as written:
+        return
+    lasting = _Unclosed(stream)
+    # No time and no name in it, so that the same rows give the same bytes.
+    gzipped = compression is Compression.GZIP
+    with gzip.GzipFile("", "wb", fileobj=lasting, mtime=0) if gzipped else _zstandard(lasting) as written:
+        try:
             yield cast(BinaryIO, written)
-    else:
-        with _zstandard(stream) as written:
-            yield written
+        except BaseException:
+            lasting.give_up()
+            raise
 
 
-def _zstandard(stream: BinaryIO) -> Any:
+def _zstandard(stream: _Unclosed) -> Any:
     try:
         import pyarrow
     except ImportError as error:
         raise ConfigurationError(
             "files that end in .zst need pyarrow: pip install 'token-id-capture[parquet]', or let the name end in .gz"
         ) from error
-    return pyarrow.CompressedOutputStream(pyarrow.PythonFile(_Unclosed(stream), "w"), "zstd")
+    return pyarrow.CompressedOutputStream(pyarrow.PythonFile(stream, "w"), "zstd")
 
 
 class _Unclosed:
-    """A stream that outlives its user: pyarrow closes what it writes to."""
+    """A stream that outlives its user: pyarrow closes what it writes to, and both write an end after an error."""
 
     closed = False
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+
+    def give_up(self) -> None:
+        """Let what is still written go nowhere: the stream may be closed by now."""
+        self._stream = io.BytesIO()
 
     def write(self, data: bytes) -> int:
         return self._stream.write(data)
