@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TORTURE = Path(__file__).parents[2] / "scripts" / "torture"
 sys.path.insert(0, str(TORTURE.parent))
@@ -34,8 +37,17 @@ def test_processes_that_are_killed_again_and_again_lose_nothing(tmp_path: Path) 
     assert (report["lost"], report["torn"]) == (0, 0)
 
 
-def test_every_role_may_be_killed_and_nothing_is_lost_torn_or_handed_on_twice(tmp_path: Path) -> None:
-    code, report = torture(tmp_path / "run", "--mode", "roles", "--seconds", "5")
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
+    """A run of all roles: its exit code, its report, and what it left."""
+    directory = tmp_path_factory.mktemp("roles") / "run"
+    return *torture(directory, "--mode", "roles", "--seconds", "5"), directory / "roles"
+
+
+def test_every_role_may_be_killed_and_nothing_is_lost_torn_or_handed_on_twice(
+    roles: tuple[int, dict[str, Any], Path],
+) -> None:
+    code, report, _ = roles
     assert (code, report["violations"]) == (0, [])
     assert report["finished_rollouts"] > 0
     assert sum(number for name, number in report.items() if name.endswith("_kills")) >= 3
@@ -57,18 +69,17 @@ def test_a_disk_that_fails_and_then_loses_power_keeps_what_was_acknowledged(tmp_
     assert report["losses_of_power"] > 0
 
 
-def test_what_the_roles_lose_would_be_found(tmp_path: Path) -> None:
-    torture(tmp_path / "run", "--mode", "roles", "--seconds", "4")
-    roles = tmp_path / "run" / "roles"
-    with (roles / "finished").open("a") as finished:
+def test_what_the_roles_lose_would_be_found(roles: tuple[int, dict[str, Any], Path], tmp_path: Path) -> None:
+    left = shutil.copytree(roles[2], tmp_path / "roles")
+    with (left / "finished").open("a") as finished:
         finished.write("never-stored\n")
-    with (roles / "answered").open("a") as answered:
+    with (left / "answered").open("a") as answered:
         answered.write("h9.9\n")
-    (roles / "rows-99.jsonl").write_text(
+    (left / "rows-99.jsonl").write_text(
         json.dumps({"rollout_id": "never-stored", "mask_sample": True, "_ng_token_capture": {"n_calls": 1}}) + "\n"
     )
     findings = Findings()
-    check_roles(roles, roles / "captures.db", findings)
+    check_roles(left, left / "captures.db", findings)
     assert sorted(kind for kind, _ in findings.violations) == ["lost", "torn"]
 
 
