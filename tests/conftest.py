@@ -90,7 +90,8 @@ def fork_server() -> Iterator[socket.socket]:
     ours.settimeout(LONGEST_RUN_SECONDS)
     program = Path(__file__).with_name("support") / "fork_server.py"
     arguments = [sys.executable, str(program), str(theirs.fileno())]
-    server = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    server = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     with server, ours:
         yield ours

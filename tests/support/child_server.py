@@ -1,7 +1,7 @@
 """Forks children that have imported the package already and opened no store: one costs milliseconds.
 
 Run by ``children.Children``, with a socket as its standard input. A request is a JSON line; ``start``
-forks a child that runs a function of ``programs`` and then ends as any interpreter does.
+forks a child that runs a function of ``programs`` and then ends, see ``quick_end``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 from support import outages, programs, taking
+from support.quick_end import quick_end
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -50,8 +51,9 @@ def run(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     work = serve(socket.socket(fileno=os.dup(0)))
     if work is not None:
-        try:
-            run(work)
-        except Exception:
-            traceback.print_exc()
-            sys.exit(1)
+        with quick_end():
+            try:
+                run(work)
+            except Exception:
+                traceback.print_exc()
+                sys.exit(1)

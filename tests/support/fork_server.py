@@ -1,7 +1,7 @@
 """Start the command many times in the time of one: import it once, then fork for each run.
 
 Each run is a process of its own, with its own arguments, environment, directory and standard
-streams, and it ends as the installed script does. Only the imports are shared, which take most of
+streams, and all but its very end is that of the installed script. Only the imports are shared, which take most of
 the time of a short command. ``conftest`` talks to this program over a socket, its one argument.
 """
 
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 
 import token_id_capture.cli.main
+from support.quick_end import quick_end
 
 # What commands import late, inside their functions.
 LIBRARIES = ("aiohttp", "alembic.config", "alembic.runtime.migration", "pyarrow.parquet")
@@ -66,4 +67,5 @@ if __name__ == "__main__":
         importlib.import_module(name)
     gc.freeze()  # else each child copies every page that its collector looks at
     serve(socket.socket(fileno=int(sys.argv[1])))
-    token_id_capture.cli.main.main()
+    with quick_end():
+        token_id_capture.cli.main.main()
