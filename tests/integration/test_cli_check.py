@@ -216,10 +216,10 @@ def test_nobody_there_is_one_line(tokcap: RunTokcap) -> None:
 
 
 async def test_serve_refuses_an_engine_that_cannot_be_captured_unless_told_not_to_check(
-    tmp_path: Path, engine: ReplayEngine
+    tokcap: RunTokcap, tmp_path: Path, engine: ReplayEngine
 ) -> None:
     engine.handler = answering(NO_IDS)
-    said = await refused("-u", engine.url, "-d", str(tmp_path / "captures.db"), "--port", "0")
+    said = await refused(tokcap, "-u", engine.url, "-d", str(tmp_path / "captures.db"), "--port", "0")
     assert said.startswith(f"calls to {engine.url} cannot be captured: chat / chat, streamed / ")
     assert "no_token_ids" in said
     assert said.endswith("(--no-check starts anyway)")
@@ -277,8 +277,8 @@ async def test_an_engine_that_ignores_prompts_as_ids_is_told_and_serve_with_cont
         assert done.returncode == 0
         told = done.stdout.splitlines()[-1]
         assert told.startswith("--continuity: not with this engine; it ignored the token ids of a prompt")
-        said = await refused("-u", url, "-d", str(tmp_path / "captures.db"), "--port", "0", "--continuity")
+        said = await refused(tokcap, "-u", url, "-d", str(tmp_path / "captures.db"), "--port", "0", "--continuity")
         assert said.startswith(f"--continuity exact does not work with {url}: not with this engine")
         named = ("-u", url, "-d", str(tmp_path / "captures.db"), "--engine", "llama-cpp", "--no-check", "--port", "0")
-        said = await refused(*named, "--continuity", "template")
+        said = await refused(tokcap, *named, "--continuity", "template")
         assert "engine 'llama-cpp' takes no prompt as token ids" in said

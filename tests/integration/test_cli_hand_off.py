@@ -80,10 +80,13 @@ def test_finalize_takes_rollouts_from_one_place_and_needs_a_key(tmp_path: Path, 
         assert (done.returncode, done.stderr.startswith(f"tokcap: {said}")) == (2, True), done.stderr
 
 
-async def test_the_key_of_agents_is_refused_as_that_of_the_hand_off(tmp_path: Path, keys: dict[str, str]) -> None:
+async def test_the_key_of_agents_is_refused_as_that_of_the_hand_off(
+    tokcap: RunTokcap, tmp_path: Path, keys: dict[str, str]
+) -> None:
     (tmp_path / "copy").touch(0o600)
     (tmp_path / "copy").write_text("key-of-agents")
     said = await refused(
+        tokcap,
         *("-u", NOBODY, "-d", str(tmp_path / "c.db"), "--no-check"),
         *("--api-key-file", keys["agents"], "--hand-off-key-file", str(tmp_path / "copy")),
     )

@@ -16,9 +16,10 @@ import orjson
 import pytest
 from aiohttp import web
 
+from support.commands import RunTokcap
 from support.made_up import CHAT, FIRST, STREAM, answering, chat, delta, events, pausing, usage
 from support.replay import ReplayEngine, replay_engine, until
-from support.served import Serving, refused, serving, started
+from support.served import Serving, refused, serving
 from token_id_capture.cli.main import Commands
 from token_id_capture.cli.serving.settings import WorkerSettings
 from token_id_capture.store import TokenCaptureStore
@@ -31,12 +32,14 @@ async def engine() -> AsyncIterator[ReplayEngine]:
         yield running
 
 
-async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engine: ReplayEngine) -> None:
+async def test_what_cannot_work_is_one_line_and_exit_code_2(
+    tokcap: RunTokcap, tmp_path: Path, engine: ReplayEngine
+) -> None:
     (tmp_path / "text.db").write_text("this is no database, and long enough to be one" * 100)
     new, text = ("-d", str(tmp_path / "new.db")), ("-d", str(tmp_path / "text.db"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = await refused("-u", engine.url, *new, "--port", port)
+        said = await refused(tokcap, "-u", engine.url, *new, "--port", port)
         assert said.startswith(f"cannot listen on 127.0.0.1:{port} (Address already in use)")
     assert not (tmp_path / "new.db").exists()
     for arguments, beginning in (
@@ -45,20 +48,21 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(tmp_path: Path, engi
         (("-u", engine.url, *new, "--engine", "ollama"), "unknown engine 'ollama'"),
         (("-u", engine.url, *text, "--port", "0"), str(tmp_path / "text.db")),
     ):
-        assert (await refused(*arguments)).startswith(beginning)
-    said = await refused("-u", engine.url, *new, "--port", "0", "--no-check", "--free-space-floor", str(2**62))
+        assert (await refused(tokcap, *arguments)).startswith(beginning)
+    said = await refused(tokcap, "-u", engine.url, *new, "--port", "0", "--no-check", "--free-space-floor", str(2**62))
     assert "fewer than the floor" in said
-    assert (await refused("-u", engine.url, *new, "--drain-seconds", "inf")).startswith("TOKCAP_DRAIN_SECONDS: ")
+    assert (await refused(tokcap, "-u", engine.url, *new, "--drain-seconds", "inf")).startswith(
+        "TOKCAP_DRAIN_SECONDS: "
+    )
 
 
 @pytest.mark.parametrize("name", ["PORT", "WORKERS", "DRAIN_SECONDS", "BODY_LIMIT"])
-async def test_a_variable_that_makes_no_sense_is_named_with_its_option(tmp_path: Path, name: str) -> None:
-    process = await started("-u", "http://127.0.0.1:9", "-d", str(tmp_path / "new.db"), **{f"TOKCAP_{name}": "soon"})
-    async with asyncio.timeout(30):
-        _, said = await process.communicate()
+def test_a_variable_that_makes_no_sense_is_named_with_its_option(tokcap: RunTokcap, tmp_path: Path, name: str) -> None:
+    where = ("-u", "http://127.0.0.1:9", "-d", tmp_path / "new.db")
+    done = tokcap("serve", *where, env={f"TOKCAP_{name}": "soon", "COLUMNS": "200"})
     option = f"--{name.lower().replace('_', '-')}"
-    assert process.returncode == 2
-    assert f"Invalid value for '{option}' (env var: 'TOKCAP_{name}')" in said.decode()
+    assert done.returncode == 2
+    assert f"Invalid value for '{option}' (env var: 'TOKCAP_{name}')" in done.stderr
 
 
 def test_every_setting_of_a_worker_is_an_option_and_every_option_a_variable() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from support.commands import RunTokcap
 from support.made_up import BODY
 
 TOKCAP = Path(sys.executable).with_name("tokcap")
@@ -98,13 +99,11 @@ async def serving(database: Path | str, upstream: str, *arguments: str, **enviro
             await reading
 
 
-async def refused(*arguments: str, **environment: str) -> str:
+async def refused(tokcap: RunTokcap, *arguments: str, **environment: str) -> str:
     """What a start that must fail says."""
-    process = await started(*arguments, **environment)
-    async with asyncio.timeout(LIMIT_SECONDS):
-        _, said = await process.communicate()
-    assert process.returncode == 2, said
-    lines = said.decode().splitlines()
+    done = await asyncio.to_thread(tokcap, "serve", *arguments, env=environment)
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("tokcap: ")
     return lines[0].removeprefix("tokcap: ")
