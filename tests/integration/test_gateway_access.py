@@ -228,14 +228,16 @@ async def test_a_call_too_many_is_told_so_and_leaves_no_trace(tmp_path: Path) ->
 
 async def test_a_call_whose_client_left_counts_until_it_is_drained(tmp_path: Path) -> None:
     async with holding(tmp_path, max_concurrent_calls=1) as (gateway, go_on):
-        with contextlib.suppress(TimeoutError):
-            async with aiohttp.ClientSession() as session, asyncio.timeout(0.1):
-                await session.post(gateway.base() + CHAT, json=STREAM)
 
         async def sent() -> bool:
             return len(gateway.engine.received) == 1
 
-        await until(sent)
+        async with aiohttp.ClientSession() as session:
+            asking = asyncio.ensure_future(session.post(gateway.base() + CHAT, json=STREAM))
+            await until(sent)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
         assert (await gateway.post(CHAT, STREAM)).status == 503
         go_on.set()
 

@@ -139,7 +139,7 @@ async def test_each_event_is_passed_on_before_the_next_one_comes(gateway: Gatewa
     async with gateway.session.post(gateway.base() + CHAT, json=STREAM) as response:
         for token in range(3):
             engine.step()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 event = await response.content.readuntil(b"\n\n")
             assert b'"choices"' in event, token
         engine.step(len(sent))

@@ -263,7 +263,7 @@ def connector_to(engine: str) -> Any:
     return upstream._opened().connector
 
 
-async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
     """Wait until the condition gives something true, and return it."""
     async with asyncio.timeout(seconds):
         while not (result := await condition()):  # noqa: ASYNC110  the condition may be anything

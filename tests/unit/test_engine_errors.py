@@ -185,7 +185,7 @@ async def test_a_lock_that_another_program_keeps_is_named_and_the_store_goes_on_
             with pytest.raises(errors.StoreError, match="locked by another program"):
                 await store.put(ENTRY)
             other.execute("ROLLBACK")
-        await asyncio.wait_for(store.put(ENTRY), 10)
+        await asyncio.wait_for(store.put(ENTRY), 60)
         assert await store.read_entries("first") == (ENTRY,)
 
 
