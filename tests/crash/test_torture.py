@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,41 +23,55 @@ from torturing.roles_check import check_roles  # noqa: E402
 
 def torture(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, str(TORTURE), "--database", str(directory), "--json", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ended.stdout, ended.stderr
     return ended.returncode, json.loads(ended.stdout)
 
 
+def until(done: Callable[[dict[str, Any]], bool], directory: Path, *arguments: str) -> tuple[Path, dict[str, Any]]:
+    """The report of a run, and its directory. A busy machine may do too little in a few seconds, and gets more."""
+    for seconds in ("5", "20", "60"):
+        code, report = torture(directory / seconds, "--seconds", seconds, *arguments)
+        assert (code, report["violations"]) == (0, [])
+        if done(report):
+            break
+    return directory / seconds, report
+
+
 def test_processes_that_are_killed_again_and_again_lose_nothing(tmp_path: Path) -> None:
-    code, report = torture(
-        tmp_path / "run", "--mode", "kills", "--seconds", "4", "--writers", "3", "--coroutines", "100"
-    )
-    assert (code, report["violations"]) == (0, [])
+    few = ("--mode", "kills", "--writers", "3", "--coroutines", "100")
+    _, report = until(lambda report: report["kills"] >= 4 and report["put"] > 0, tmp_path, *few)
     assert report["kills"] >= 4
     assert report["put"] > 0
     assert (report["lost"], report["torn"]) == (0, 0)
 
 
+def kills_of_roles(report: dict[str, Any]) -> int:
+    return sum(number for name, number in report.items() if name.endswith("_kills"))
+
+
 @pytest.fixture(scope="module")
-def roles(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
-    """A run of all roles: its exit code, its report, and what it left."""
-    directory = tmp_path_factory.mktemp("roles") / "run"
-    return *torture(directory, "--mode", "roles", "--seconds", "5"), directory / "roles"
+def roles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What a run of all roles left, and its report."""
+    directory, report = until(
+        lambda report: report["finished_rollouts"] > 0 and kills_of_roles(report) >= 3,
+        tmp_path_factory.mktemp("roles"),
+        *("--mode", "roles"),
+    )
+    return directory / "roles", report
 
 
 def test_every_role_may_be_killed_and_nothing_is_lost_torn_or_handed_on_twice(
-    roles: tuple[int, dict[str, Any], Path],
+    roles: tuple[Path, dict[str, Any]],
 ) -> None:
-    code, report, _ = roles
-    assert (code, report["violations"]) == (0, [])
+    _, report = roles
     assert report["finished_rollouts"] > 0
-    assert sum(number for name, number in report.items() if name.endswith("_kills")) >= 3
+    assert kills_of_roles(report) >= 3
 
 
 def test_a_server_that_is_killed_like_its_writers_loses_nothing(tmp_path: Path) -> None:
-    short = ("--seconds", "5", "--writers", "2", "--coroutines", "50", "--kills-per-second", "4")
-    code, report = torture(tmp_path / "run", "--mode", "server", *short)
-    assert (code, report["violations"]) == (0, [])
+    few = ("--mode", "server", "--writers", "2", "--coroutines", "50", "--kills-per-second", "4")
+    _, report = until(lambda report: report["kills"] >= 3 and report["put"] > 0, tmp_path, *few)
     assert report["put"] > 0
     assert report["kills"] >= 3
     assert (report["lost"], report["torn"]) == (0, 0)
@@ -69,8 +84,8 @@ def test_a_disk_that_fails_and_then_loses_power_keeps_what_was_acknowledged(tmp_
     assert report["losses_of_power"] > 0
 
 
-def test_what_the_roles_lose_would_be_found(roles: tuple[int, dict[str, Any], Path], tmp_path: Path) -> None:
-    left = shutil.copytree(roles[2], tmp_path / "roles")
+def test_what_the_roles_lose_would_be_found(roles: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    left = shutil.copytree(roles[0], tmp_path / "roles")
     with (left / "finished").open("a") as finished:
         finished.write("never-stored\n")
     with (left / "answered").open("a") as answered:
