@@ -224,7 +224,7 @@ def test_rollouts_can_be_named_with_their_records_or_without(bench: Bench) -> No
     arguments = ["finalize", "0-0", "9-9", "-d", bench.database, "-o", bench.output, *TRAJECTORY]
     named = bench.tokcap(*arguments)
     assert named.returncode == 1
-    assert "no rollout '9-9' is in this database, and no file of this name is here" in named.stderr
+    assert "no rollout '9-9' is in this database, and there is no file of this name" in named.stderr
     assert [row["rollout_id"] for row in bench.rows()] == ["1-0", "0-0"]
     assert bench.tokcap(*arguments, "--records", bench.rollouts).returncode == 1
     assert len(bench.rows()) == 2

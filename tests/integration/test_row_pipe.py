@@ -54,9 +54,9 @@ def test_rows_go_to_standard_output_and_captures_stay(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-o", "-", "--retire"], "--retire needs rows that are durable"),
+        (["-o", "-", "--retire"], "--retire needs durable rows"),
         (["-o", "-", "--json"], "rows and --json cannot both go to standard output"),
-        (["-o", "memory://rows.jsonl", "--retire"], "--retire needs rows that are durable one by one"),
+        (["-o", "memory://rows.jsonl", "--retire"], "--retire needs each row to be durable on its own"),
         (["-o", "-", "--shard-rows", "2"], "standard output is one stream"),
     ],
 )
