@@ -42,7 +42,8 @@ def media_of(entry: TokenEntry) -> tuple[str, ...]:
 
     Their placeholders are alike, so token ids alone do not say what the policy saw.
     """
-    digests = (entry.model_extra or {}).get("media_digests")
+    extra = entry.model_extra
+    digests = extra.get("media_digests") if extra else None
     return tuple(map(str, digests)) if isinstance(digests, list | tuple) else ()
 
 

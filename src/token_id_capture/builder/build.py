@@ -212,4 +212,4 @@ def earliest_root(leaf: LinkedCall) -> tuple[float, str]:
 
 def is_cut_off(entry: TokenEntry) -> bool:
     """Whether the engine ended the generation before the policy, or a limit of the caller, did."""
-    return entry.finish_reason not in (None, *FINISHED)
+    return entry.finish_reason is not None and entry.finish_reason not in FINISHED

@@ -17,6 +17,7 @@ from token_id_capture.records import TokenEntry, media_of
 from token_id_capture.tokens import TokenIds
 
 NEAREST_TRIES: Final = 8
+_NO_TOKENS: Final = TokenIds()
 
 _Prompt: TypeAlias = tuple[TokenIds, tuple[str, ...]]
 """What a prompt adds to the sequence that it continues, and the digests of all its media."""
@@ -47,12 +48,12 @@ class LinkedCall:
         "root_prompt_length",
     )
 
-    def __init__(self, entry: TokenEntry, order: int, parent: LinkedCall | None, interstitial: TokenIds) -> None:
+    def __init__(self, entry: TokenEntry, order: int, parent: LinkedCall | None, prompt: _Prompt) -> None:
         self.entry = entry
         self.call_id = entry.model_call_id
         self.prompt = entry.prompt_token_ids
         self.generation = entry.generation_token_ids
-        self.media = media_of(entry)
+        interstitial, self.media = prompt
         self.length = len(self.prompt) + len(self.generation)
         self.order = order
         self.parent = parent
@@ -62,7 +63,7 @@ class LinkedCall:
         self.root_call_id: str = self.call_id if parent is None else parent.root_call_id
         self.root_created_at: float = entry.created_at if parent is None else parent.root_created_at
         self.children: list[int] = []
-        self.link = ChainLink(entry, interstitial if parent is not None else TokenIds())
+        self.link = ChainLink(entry, interstitial if parent is not None else _NO_TOKENS)
         # Where the tree holds the end of this call, and a node above it from which to insert it.
         self.end: PrefixTreeNode | None = None
         self.anchor: PrefixTreeNode | None = None
@@ -111,9 +112,10 @@ class CallForest:
         media = media_of(entry)
         parent, place = self._find_parent(prompt, media)
         interstitial = prompt[parent.length :] if parent is not None else prompt
-        group = self.groups.setdefault((None if parent is None else parent.order, (interstitial, media)), {})
+        added = interstitial, media
+        group = self.groups.setdefault((None if parent is None else parent.order, added), {})
         retried = next(iter(group.values()), None)
-        call = LinkedCall(entry, len(self.calls), parent, interstitial)
+        call = LinkedCall(entry, len(self.calls), parent, added)
         known = group.setdefault(call.generation, call)
         if known is not call:
             self.copies[call.call_id] = known

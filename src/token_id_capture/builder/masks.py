@@ -60,14 +60,15 @@ def _only_sequence(joined: Joined, calls: list[LinkedCall]) -> MainSequence:
     """One root and one sequence of these calls, without a doubt about which answer was used."""
     among = {call.order for call in calls}
     unresolved = [joined.forest.calls[order].call_id for order in joined.unresolved if order in among]
-    roots = {call.prompt for call in calls if call.parent is None or call.parent.order not in among}
+    prompts = [call.prompt for call in calls if call.parent is None or call.parent.order not in among]
+    roots = len(set(prompts)) if len(prompts) > 1 else len(prompts)
     leaves = [call for call in calls if call.order not in joined.quarantined and among.isdisjoint(call.children)]
     found = [f"{reasons.UNRESOLVED_RETRY}: {named(unresolved)}"] if unresolved else []
     begun = [one for one in joined.beginnings if one.call.order in among]
-    if len(roots) > 1:
+    if roots > 1:
         first = next((f"; {one.divergence}" for one in begun if one.call.parent is None), "")
-        found.append(f"{reasons.MULTIPLE_ROOTS}: {len(roots)} roots{first}")
-    if len(leaves) > max(len(roots), 1):
+        found.append(f"{reasons.MULTIPLE_ROOTS}: {roots} roots{first}")
+    if len(leaves) > max(roots, 1):
         first = next((f"; {one.divergence}" for one in begun if one.call.parent is not None), "")
         found.append(f"{reasons.MULTIPLE_CHAINS}: {len(leaves)} sequences{first}")
     return MainSequence(None, tuple(found)) if found else MainSequence(leaves[0])
@@ -106,7 +107,7 @@ def masked(sequence: Sequence, incomplete: IncompleteCapture, more: Iterable[str
     found += more
     if cut_off := cut_off_calls(sequence.chain.links):
         found.append(f"{reasons.ABORTED_CALL}: {named(cut_off)}")
-    return replace(sequence, reasons=tuple(found))
+    return replace(sequence, reasons=tuple(found)) if found else sequence
 
 
 def of_models(sequences: list[Sequence], models: Collection[str] | None, main: Sequence | None) -> list[Sequence]:

@@ -80,8 +80,8 @@ class TrainingRow:
 
 def lineage(sequence: Sequence, index: int, count: int) -> dict[str, Any]:
     """How a sequence hangs together with the others of its rollout: fields of ``TrainingRow``."""
-    origin = sequence.origin
-    made = [call.continuity for call in sequence.calls]
+    origin, calls = sequence.origin, sequence.calls
+    made = [call.continuity for call in calls]
     return {
         "sequence": index,
         "sequences": count,
@@ -91,7 +91,7 @@ def lineage(sequence: Sequence, index: int, count: int) -> dict[str, Any]:
         "purpose": sequence.purpose,
         "segment": sequence.segment,
         "cause": sequence.cause,
-        "multimodal": any(map(media_of, sequence.calls)),
+        "multimodal": any(map(media_of, calls)),
         "continuity": next((one.policy.value for one in made if one and one.mode is Mode.SPLICED), None),
     }
 

@@ -40,6 +40,7 @@ def sequence_rows(rollout: Row, build: Build) -> Iterator[Row]:
         if sequence.reasons:
             continue
         calls, trajectory = sequence.calls, sequence.trajectory()
+        loss_mask = bytes(trajectory.loss_mask)
         yield {
             **rollout,
             **lineage(sequence, index, len(build.rows)),
@@ -47,9 +48,9 @@ def sequence_rows(rollout: Row, build: Build) -> Iterator[Row]:
             "model": calls[-1].model,
             **details(sequence),
             "created_at": calls[-1].created_at,
-            "sampled_tokens": sum(trajectory.loss_mask),
+            "sampled_tokens": loss_mask.count(1),
             "token_ids": trajectory.token_ids,
-            "loss_mask": bytes(trajectory.loss_mask),
+            "loss_mask": loss_mask,
             "log_probs": trajectory.log_probs,
         }
 
