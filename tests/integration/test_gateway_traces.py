@@ -62,9 +62,9 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
     app.router.add_post("/v1/traces", received.receive)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    received.url = site.name
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    received.url = f"http://{host}:{port}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
     yield received
     await runner.cleanup()
