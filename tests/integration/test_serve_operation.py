@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -118,6 +119,15 @@ def temporary(tmp_path: Path) -> Path:
     directory = tmp_path / "temporary"
     directory.mkdir()
     return directory
+
+
+async def test_a_server_on_all_addresses_announces_the_name_of_its_machine(
+    tmp_path: Path, engine: ReplayEngine
+) -> None:
+    async with serving(tmp_path / "captures.db", engine.url, "--host", "0.0.0.0", "--insecure") as server:
+        (base,) = (line.split()[-1] for line in server.before if "OpenAI clients" in line)
+    port = server.url.rpartition(":")[2]
+    assert base == f"http://{socket.gethostname()}:{port}/ng-rollout/ROLLOUT/training-token-capture/v1"
 
 
 CAPTURED = 'tokcap_calls_total{outcome="captured",reason=""}'

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 _PROBE_SECONDS = 5.0
 _CHECK_SECONDS = 120.0
+_EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def serve(
@@ -129,11 +130,17 @@ def _announce_addresses(host: str, port: int, log_format: LogFormat) -> None:
     """Tell where harnesses find a rollout, and where the gateway listens."""
     from token_id_capture.cli.serving.logs import announce
 
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    base = f"{address}/ng-rollout/ROLLOUT/training-token-capture"
+    address = _url(host, port)
+    # Nobody can connect to 0.0.0.0 from elsewhere, so agents are told the name of this machine.
+    reachable = _url(socket.gethostname(), port) if host in _EVERY_ADDRESS else address
+    base = f"{reachable}/ng-rollout/ROLLOUT/training-token-capture"
     announce(f"base URL of a rollout for Claude Code and Gemini CLI: {base}", log_format)
     announce(f"base URL of a rollout for Codex, OpenCode and OpenAI clients: {base}/v1", log_format)
     announce(f"listening on {address}", log_format)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _checked(key_file: Path | None) -> str | None:
