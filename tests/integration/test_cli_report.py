@@ -78,8 +78,8 @@ def embedded(source: str) -> dict[str, Any]:
         ("delivered", "delivered", "72 tokens, 18 of them sampled"),
         ("frozen", "deliverable", "nobody has recorded an outcome"),
         ("open", "open", "It is open. Frozen now, it would be masked"),
-        ("retired", "delivered", "What was captured of it was delivered, and then deleted here"),
-        ("released", "released", "What was captured of it was deleted by an administrator"),
+        ("retired", "delivered", "Its capture was delivered, and then deleted here"),
+        ("released", "released", "Its capture was deleted by an administrator"),
         ("nothing", "masked", "No calls are stored."),
     ],
 )
