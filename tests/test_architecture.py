@@ -2,7 +2,7 @@
 
 ::
 
-    {errors, lifecycle, provenance, reasons, recent} <- tokens <- records <- protocols <- config
+    {collector, errors, lifecycle, provenance, reasons, recent} <- tokens <- records <- protocols <- config
         <- {builder, capture, store}
         <- {outputs, rebuild, server, sink} <- integrations <- consumer <- {delivery, explanation, testing}
         <- {export, finalize, report} <- {hand_off, view} <- browse <- cli <- __main__
@@ -34,7 +34,7 @@ PACKAGE = Path(token_id_capture.__file__).parent
 NAME = token_id_capture.__name__
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lifecycle", "provenance", "reasons", "recent"}),
+    frozenset({"collector", "errors", "lifecycle", "provenance", "reasons", "recent"}),
     frozenset({"tokens"}),
     frozenset({"records"}),
     frozenset({"protocols"}),

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from token_id_capture.builder.attribution import ScoredAnswer
+from token_id_capture.collector import collect_rarely
 from token_id_capture.errors import StoreError, TokenCaptureError, UnknownRolloutError
 from token_id_capture.export.rows import Row, call_rows, trajectory_rows, why_masked
 from token_id_capture.lifecycle import Sequences, State
@@ -110,6 +111,7 @@ _source: list[tuple[Connection, Choice]] = []
 def _open(database: Location, choice: Choice) -> None:
     """Prepare a process that reads. The command itself answers an interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collect_rarely()
     _source.append((_held.enter_context(reading(database)), choice))
 
 

@@ -33,6 +33,7 @@ from token_id_capture.cli.options import (
 from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import Show, progress_bar
 from token_id_capture.cli.output.units import SinceOption, plural, since_option
+from token_id_capture.collector import collect_rarely
 from token_id_capture.lifecycle import Sequences
 from token_id_capture.outputs.destination import Destination, FileFormat
 
@@ -217,6 +218,7 @@ def _export(plan: Plan, fields: RecordFields | None, show: Show) -> Exported:
     database = location_of(plan.database)
     states = (State.FROZEN, State.OPEN) if plan.include_open else (State.FROZEN,)
     plan.destination.check_free()
+    collect_rarely()
     with row_writer(plan.destination, columns, output_stream) as writer:
         exporter = Exporter(
             database,

@@ -35,6 +35,7 @@ from token_id_capture.cli.output.evidence import rollout_argument
 from token_id_capture.cli.output.progress import progress_bar
 from token_id_capture.cli.output.totals_text import exit_code, stopping, summary
 from token_id_capture.cli.output.units import SinceOption, since_option
+from token_id_capture.collector import collect_rarely
 from token_id_capture.finalize.row_format import MaskedRows, RowFormat
 from token_id_capture.lifecycle import Sequences
 from token_id_capture.outputs.destination import Destination, FileFormat
@@ -173,6 +174,7 @@ def finalize(
     source = _source(database, gateway, key_file)
     stream, size = _named(ids, id_field) if records is None else _open(records, to)
     with progress_bar() as show:
+        collect_rarely()
         totals = run(Finalizer(plan, source, lambda done: show("finalize", done, size), report).run(stream))
     _summarise(totals, to, json)
     if code := exit_code(totals):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -24,6 +23,7 @@ from token_id_capture.cli.serving.connections import limited_protocol
 from token_id_capture.cli.serving.keys import read_key
 from token_id_capture.cli.serving.logs import log_to_stderr
 from token_id_capture.cli.serving.settings import WorkerSettings
+from token_id_capture.collector import collect_rarely
 from token_id_capture.errors import ConfigurationError
 from token_id_capture.server.listener import BACKLOG
 
@@ -101,10 +101,7 @@ def worker_app() -> ASGIApp:
     except ConfigurationError as error:
         logging.getLogger(__name__).error("%s", error)
         sys.exit(CANNOT_START)
-    # What is loaded stays; each time the collector walked it, the event loop would stop for tens of milliseconds.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000)
+    collect_rarely()
     return app
 
 
