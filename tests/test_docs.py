@@ -38,7 +38,7 @@ FENCE = re.compile(r"^( *)```(\w+)(?: title=\"[^\"]+\")?\n(.*?)^\1```$", re.DOTA
 TUTORIAL = "scripts/tutorial runs the programs of the tutorial, with torch"
 NOT_RUN = {
     "agent ──►": "a picture",
-    "{errors, lifecycle": "compared with the imports by test_architecture",
+    "{collector, errors, lifecycle": "compared with the imports by test_architecture",
     "multiple_roots: ": "compared with a real explanation below",
     '{"time": ': "a line of the log, shortened",
     "CREATE ROLE capture": "PostgreSQL's; tests/postgres grants the same",
