@@ -8,6 +8,7 @@ import urllib.request
 
 import aiohttp
 import pytest
+import uvicorn
 
 from support.engine_client import HELLO, Client
 from token_id_capture.testing.engine import BrokenResponse, EngineCall, Failure, PolicyEngine
@@ -123,3 +124,14 @@ def test_an_engine_in_a_thread_serves_a_program_without_an_event_loop() -> None:
     assert len(engine.calls) == 1
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{url}/health", timeout=1)
+
+
+def test_an_engine_that_cannot_start_says_why_instead_of_letting_its_clients_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(config: uvicorn.Config) -> None:
+        raise ImportError("no HTTP here")
+
+    monkeypatch.setattr(uvicorn.Config, "load", fails)
+    with pytest.raises(ImportError, match="no HTTP here"), engine_in_thread():
+        pass

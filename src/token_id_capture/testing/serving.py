@@ -24,6 +24,27 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    @contextlib.asynccontextmanager
+    async def running(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve for as long as the block lasts. An error of the start is raised here, and no client waits in vain."""
+        self.accepts = asyncio.Event()
+        serving = asyncio.create_task(self.serve(sockets=[listener]))
+        accepting = asyncio.create_task(self.accepts.wait())
+        await asyncio.wait((serving, accepting), return_when=asyncio.FIRST_COMPLETED)
+        accepting.cancel()
+        if serving.done():
+            await serving
+            raise RuntimeError("the server of the test engine ended before it began to serve")
+        try:
+            yield
+        finally:
+            self.should_exit = True
+            await serving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.accepts.set()
+
 
 @contextlib.asynccontextmanager
 async def serve_engine(
@@ -46,19 +67,15 @@ async def serve_engine(
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )
         )
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            # The socket listens already: who connects before the server accepts only waits a moment.
+        async with server.running(listener):
             yield f"http://{host}:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await serving
 
 
 @contextlib.contextmanager
 def engine_in_thread(engine: PolicyEngine | None = None) -> Iterator[str]:
     """Serve an engine on an event loop of its own, in a thread, for tests without one; gives its URL."""
     addresses: list[str] = []
+    failures: list[BaseException] = []
     ready = threading.Event()
     loop = asyncio.new_event_loop()
     leave = asyncio.Event()
@@ -72,6 +89,8 @@ def engine_in_thread(engine: PolicyEngine | None = None) -> Iterator[str]:
     def work() -> None:
         try:
             loop.run_until_complete(serve())
+        except BaseException as error:
+            failures.append(error)
         finally:
             ready.set()
             loop.close()
@@ -80,8 +99,11 @@ def engine_in_thread(engine: PolicyEngine | None = None) -> Iterator[str]:
     thread.start()
     ready.wait()
     try:
-        yield addresses[0]
+        if addresses:
+            yield addresses[0]
     finally:
         if not loop.is_closed():
             loop.call_soon_threadsafe(leave.set)
         thread.join()
+    if failures:
+        raise failures[0]
